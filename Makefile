@@ -1,0 +1,32 @@
+# `make run` and `make test` set themselves up: the first call makes .venv, later ones start at once.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "swila needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: $(READY)  ## the demonstration, on the CPU
+	@$(BIN)/swila demo
+
+test: $(READY)  ## all tests
+	@$(BIN)/python -m pytest -q
+
+lint: $(READY)  ## style and types, as CI checks them
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(READY)  ## rewrite to the project's style
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+clean:  ## remove the environment and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,122 @@
+"""The public operation: check the call, choose a backend, run it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from swila.ops import library
+from swila.ops.backends import choose_backend
+from swila.ops.call import Inputs, Options, Problem, Results, needs_grad
+from swila.ops.types import SwitchingOutput, SwitchingState
+from swila.ops.validation import as_state, check_call, check_values
+
+
+def switching_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    key_logits: Tensor,
+    query_logits: Tensor,
+    log_decay: Tensor | None = None,
+    key_gate: Tensor | None = None,
+    query_gate: Tensor | None = None,
+    decay_order: str = "pre",
+    normalize: bool = True,
+    initial_state: SwitchingState | None = None,
+    cu_seqlens: Tensor | None = None,
+    return_state: bool = False,
+    routing_stats: bool = False,
+    backend: str = "auto",
+) -> SwitchingOutput:
+    r"""A mixture of J online linear regressors per head: online EM over key-value pairs, read out by queries.
+
+    For every token, with ``α = exp(log_decay)`` and state rows ``w_jd`` in ``R^K``::
+
+        δ_jd = v_d - k · (α ⊙ w_jd)                                  prediction errors
+        r_jd = softmax_j(log p_jd - δ_jd² / 2)                       responsibilities
+        w_jd = α ⊙ w_jd + β_jd r_jd δ_jd k                           update
+        o_d  = Σ_j ρ_jd (w_jd · q)                                   retrieval
+
+    where the prior ``p`` and the mix ``ρ`` are ``softmax_j`` of the logits, or with a gate ``g`` (temporal) a blend
+    ``(1 - g) previous + g softmax_j(logits)`` with the last responsibilities and the last mix. There is no scale on
+    ``q``. With J = 1 this is DeltaNet, with a scalar decay Gated DeltaNet, with a decay per key dim KDA.
+
+    Args:
+        q: queries ``[B, T, H, K]``.
+        k: keys ``[B, T, H, K]``.
+        v: values ``[B, T, H, V]``.
+        beta: learning rates in [0, 1], ``[B, T, H, J, V]``.
+        key_logits: log-prior of the responsibilities up to a constant over j, ``[B, T, H, J, V]``.
+        query_logits: the same for the mix at retrieval, ``[B, T, H, J, V]``.
+        log_decay: ``log α <= 0``; ``[B, T, H, J, 1, K]`` per key dim, ``[B, T, H, J, V, 1]`` per output dim or
+            ``[B, T, H, J, 1, 1]`` per head.
+        key_gate: temporal gate of the prior in [0, 1], ``[B, T, H, V]``.
+        query_gate: temporal gate of the mix in [0, 1], ``[B, T, H, V]``.
+        decay_order: ``"pre"`` takes prediction errors at the decayed state, ``"post"`` at the state before it.
+        normalize: False leaves out the denominator of the responsibilities.
+        initial_state: the state to start from; by default ``W = 0`` and ``r = ρ = 1/J``.
+        cu_seqlens: bounds of packed sequences, int ``[N + 1]``, from 0 to T; then B must be 1 and every sequence
+            starts from its own state.
+        return_state: whether to return the state after the last token of each sequence.
+        routing_stats: whether to return usage and entropy of the responsibilities and of the mix.
+        backend: ``"auto"``, ``"reference"`` or ``"blocked"``. A backend asked for by name never falls back.
+
+    Returns:
+        ``SwitchingOutput(output [B, T, H, V], state, stats)``. Output, state and statistics are differentiable in
+        every floating input and the initial state.
+
+    The state and all recurrence arithmetic are float32 (float64 for float64 inputs); the output has the dtype of
+    ``v``. Inputs that break the contract raise a ValueError; see also :func:`swila.set_value_checks`.
+    """
+    x = Inputs(
+        q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate, *as_state(initial_state), cu_seqlens
+    )
+    results = _run(x, Options(decay_order, normalize, return_state, routing_stats), backend)
+    return SwitchingOutput(results.output, results.state, results.stats)
+
+
+def switching_delta_rule_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    key_logits: Tensor,
+    query_logits: Tensor,
+    log_decay: Tensor | None = None,
+    key_gate: Tensor | None = None,
+    query_gate: Tensor | None = None,
+    decay_order: str = "pre",
+    normalize: bool = True,
+    initial_state: SwitchingState | None = None,
+    return_state: bool = True,
+    backend: str = "auto",
+) -> SwitchingOutput:
+    """One token of :func:`switching_delta_rule`, for decoding: pass each call the state the last one returned.
+
+    Arguments as there, for one token: either with their time axis of length 1 (``q [B, 1, H, K]``, ...) or without
+    it (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...). The output has the axis if ``q`` has.
+    """
+    tokens = [q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate]
+    has_time = not isinstance(q, Tensor) or q.ndim != 3
+    if not has_time:
+        tokens = [t.unsqueeze(1) if isinstance(t, Tensor) else t for t in tokens]
+    elif isinstance(q, Tensor) and q.ndim == 4 and q.shape[1] != 1:
+        raise ValueError(f"q must be one token, [B, 1, H, K] or [B, H, K], got shape {list(q.shape)}")
+    x = Inputs(*tokens, *as_state(initial_state))
+    results = _run(x, Options(decay_order, normalize, return_state), backend, step=True)
+    output = results.output if has_time else results.output.squeeze(1)
+    return SwitchingOutput(output, results.state)
+
+
+def _run(x: Inputs, options: Options, backend: str, step: bool = False) -> Results:
+    if torch.compiler.is_compiling():
+        return library.call(x, options, backend)
+    check_call(x, options)
+    chosen = choose_backend(backend, Problem.of(x, options, needs_grad(x)), step)
+    forward = chosen.step if step and chosen.step is not None else chosen.differentiable
+    if forward is None:
+        return library.call(x, options, chosen.name)
+    check_values(x)
+    return forward(x, options)

@@ -1,0 +1,113 @@
+"""The table of backends: what each offers, which serve a call, and which one is taken.
+
+A backend is one module with a ``BACKEND`` object; its place in :data:`_MODULES` is its rank (fastest first).
+Modules are imported when first asked about, so an optional package behind one is never imported for nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swila.ops.call import Inputs, Options, Problem, Results
+
+_MODULES = {
+    "blocked": "swila.ops.blocked.backend",
+    "reference": "swila.ops.reference",
+}
+_registered: dict[str, Backend] = {}
+_said: set[str] = set()
+
+
+def _always(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of the operation.
+
+    Attributes:
+        name: what users write in ``backend=``.
+        summary: one line for ``swila info``.
+        forward: ``(inputs, options, save) -> (results, saved)``; with ``save`` it returns what its backward needs.
+        backward: ``(inputs, options, saved, grads) -> gradients``, None where an input is None.
+        saved_like: ``(inputs, options) -> saved`` with empty tensors of the same shapes, for tracing.
+        differentiable: the forward as autograd-traceable torch code, where the backend has one; used in eager mode.
+        step: ``(inputs, options) -> results`` for T = 1, where the backend has a way made for decoding.
+        unusable: why it cannot run on this machine, or None.
+        refuses: why it cannot serve a problem, or None.
+        slow_on_gpu: ``auto`` says so once when it must take this one for a GPU.
+    """
+
+    name: str
+    summary: str
+    forward: Callable[[Inputs, Options, bool], tuple[Results, list[Tensor]]]
+    backward: Callable[[Inputs, Options, list[Tensor], Results], Inputs]
+    saved_like: Callable[[Inputs, Options], list[Tensor]] = lambda x, options: []
+    differentiable: Callable[[Inputs, Options], Results] | None = None
+    step: Callable[[Inputs, Options], Results] | None = None
+    unusable: Callable[[], str | None] = _always
+    refuses: Callable[[Problem], str | None] = _always
+    slow_on_gpu: bool = False
+
+
+def register_backend(backend: Backend) -> None:
+    """Add a backend, ahead of the built-in ones when ``auto`` chooses."""
+    _registered[backend.name] = backend
+
+
+def backend_names() -> list[str]:
+    return [*_registered, *_MODULES]
+
+
+def get_backend(name: str) -> Backend:
+    if name in _registered:
+        return _registered[name]
+    if name not in _MODULES:
+        raise ValueError(f"backend must be 'auto' or one of {', '.join(map(repr, backend_names()))}, got {name!r}")
+    return importlib.import_module(_MODULES[name]).BACKEND
+
+
+def all_backends() -> Iterator[Backend]:
+    return map(get_backend, backend_names())
+
+
+def why_not(backend: Backend, problem: Problem) -> str | None:
+    """The reason the backend cannot serve the problem here, or None."""
+    return backend.unusable() or backend.refuses(problem)
+
+
+def choose_backend(name: str, problem: Problem, step: bool = False) -> Backend:
+    """The named backend, or with ``"auto"`` the first that serves the problem; an explicit choice never falls back.
+
+    For a decoding ``step``, ``auto`` looks at those backends alone that have a way made for it.
+    """
+    if name != "auto":
+        backend = get_backend(name)
+        if reason := why_not(backend, problem):
+            raise ValueError(f"backend {name!r} cannot serve this call: {reason}")
+        return backend
+    refusals = []
+    for backend in all_backends():
+        if step and backend.step is None:
+            continue
+        reason = why_not(backend, problem)
+        if reason is None:
+            if backend.slow_on_gpu and problem.device != "cpu":
+                _say_slow(backend, problem, refusals)
+            return backend
+        refusals.append(f"{backend.name}: {reason}")
+    raise ValueError("no backend can serve this call: " + "; ".join(refusals))
+
+
+def _say_slow(backend: Backend, problem: Problem, refusals: list[str]) -> None:
+    reasons = "; ".join(refusals) or "no kernel backend is installed"
+    message = f"swila runs the {backend.name!r} backend ({backend.summary}) on {problem.device}, which is slow: {reasons}"
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, stacklevel=2)

@@ -1,0 +1,201 @@
+"""The blocked algorithm as a backend: chunk after chunk, forward and back, keeping states at chunk bounds only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from swila.ops.backends import Backend
+from swila.ops.blocked.algorithm import Chunk, Solved, State, adjoint, advance, solve
+from swila.ops.blocked.packing import Plan, Tokens, plan
+from swila.ops.call import PER_TOKEN, Inputs, Options, Results, decay_kind, empty_results
+
+CHUNK = 32
+
+
+def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
+    results, kept = empty_results(x, options), saved_like(x, options) if save else []
+    with torch.autocast(x.q.device.type, enabled=False):
+        layout, flat = plan(x, CHUNK), _flatten(x)
+        state, output = _initial_state(x, layout), results.output.flatten(0, 1)
+        totals = [total.zero_() for total in results[4:] if total is not None]
+        for i, tokens in enumerate(layout.chunks):
+            n = tokens.rows.shape[0]
+            if i > 0 and save:
+                for buffer, part in zip(kept, _carried(x, state), strict=True):
+                    buffer[layout.kept(i)] = part[:n]
+            chunk, start = _load(flat, options, tokens), _at_bound(x, state, n)
+            solved = solve(chunk, start)
+            tokens.put(output, (solved.rho * chunk.ungroup(solved.S)).sum(2))
+            for part, new in zip(state, advance(chunk, solved, start), strict=True):
+                part[:n] = new.view_as(part[:n])
+            if totals:
+                for total, part in zip(totals, _routing(x, tokens, solved), strict=True):
+                    total += part
+        for final, part in zip(results[1:4], state, strict=True):
+            if final is not None:
+                final[layout.order] = part
+    return results, kept
+
+
+def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> Inputs:
+    with torch.autocast(x.q.device.type, enabled=False):
+        layout, flat = plan(x, CHUNK), _flatten(x)
+        initial, after = _initial_state(x, layout), _final_adjoint(x, layout, grads)
+        given = {name: torch.empty_like(t) for name, t in flat._asdict().items() if t is not None and name in PER_TOKEN}
+        reached = 0
+        for i, tokens in reversed(list(enumerate(layout.chunks))):
+            n = tokens.rows.shape[0]
+            state = initial if i == 0 else _restored(x, initial, [buffer[layout.kept(i)] for buffer in kept])
+            chunk, start = _load(flat, options, tokens), _at_bound(x, state, n)
+            solved = solve(chunk, start)
+            # Where a sequence ends here, the adjoint of its final r becomes that of log r.
+            after.r[reached:n] *= solved.r[:, -1].reshape(after.r[:n].shape)[reached:n]
+            do = torch.zeros_like(chunk.v)
+            if grads.output is not None:
+                do = tokens.take(grads.output.flatten(0, 1), x.compute_dtype).unsqueeze(2)
+            extra = _routing_adjoint(x, tokens, solved, grads)
+            inputs, before, dr_first = adjoint(chunk, solved, start, do, *extra, _at_bound(x, after, n))
+            for name, buffer in given.items():
+                tokens.put(buffer, inputs[name] if name != "log_decay" else _as_given(x, inputs[name]))
+            for part, new in zip(after, before, strict=True):
+                if new is not None:
+                    part[:n] = new.view_as(part[:n])
+            reached = n
+        if dr_first is not None:
+            after.r.copy_(dr_first.view_as(after.r))
+    gradients: dict[str, Tensor | None] = dict.fromkeys(Inputs._fields)
+    gradients.update({name: buffer.view_as(getattr(x, name)) for name, buffer in given.items()})
+    for name, part in after._asdict().items():
+        if getattr(x, name) is not None:
+            gradients[name] = torch.empty_like(part).index_copy_(0, layout.order, part)
+    return Inputs(**gradients)  # type: ignore[arg-type]
+
+
+def saved_like(x: Inputs, options: Options) -> list[Tensor]:
+    """Room for the state at the start of every chunk but a sequence's first: ``W``, and ``r`` and ``rho`` where carried."""
+    B, T, H, K = x.q.shape
+    J, V = x.beta.shape[3:]
+    # Packed sequences end inside chunks, but each full chunk of tokens starts at most one that is not a first.
+    rows = B * ((T - 1) // CHUNK) if x.cu_seqlens is None else T // CHUNK
+    new = [x.q.new_empty(shape, dtype=x.compute_dtype) for shape in ((rows, H, J, V, K), *[(rows, H, J, V)] * 2)]
+    return _carried(x, State(*new))
+
+
+def _carried(x: Inputs, state: State) -> list[Tensor]:
+    return [state.W] + [state.r] * (x.key_gate is not None) + [state.rho] * (x.query_gate is not None)
+
+
+def _restored(x: Inputs, initial: State, kept: list[Tensor]) -> State:
+    W, *rest = kept
+    return State(W, rest.pop(0) if x.key_gate is not None else initial.r, rest.pop() if rest else initial.rho)
+
+
+def _flatten(x: Inputs) -> Inputs:
+    """Per-token inputs as ``[B T, H, ...]``."""
+    return x._replace(**{name: t.flatten(0, 1) for name in PER_TOKEN if (t := getattr(x, name)) is not None})
+
+
+def _initial_state(x: Inputs, layout: Plan) -> State:
+    H, (J, V), K, N = x.q.shape[2], x.beta.shape[3:], x.q.shape[3], x.num_sequences
+    new = dict(device=x.q.device, dtype=x.compute_dtype)
+    return State(
+        torch.zeros(N, H, J, V, K, **new) if x.W is None else x.W[layout.order],
+        torch.full((N, H, J, V), 1 / J, **new) if x.r is None else x.r[layout.order],
+        torch.full((N, H, J, V), 1 / J, **new) if x.rho is None else x.rho[layout.order],
+    )
+
+
+def _final_adjoint(x: Inputs, layout: Plan, grads: Results) -> State:
+    like = _initial_state(x, layout)
+    return State(*(torch.zeros_like(l) if g is None else g[layout.order] for l, g in zip(like, grads[1:4], strict=True)))
+
+
+def _at_bound(x: Inputs, state: State, n: int) -> State:
+    """The state of the first n sequences in the shapes of the algorithm."""
+    H, (J, V), K = x.q.shape[2], x.beta.shape[3:], x.q.shape[3]
+    G = J if x.log_decay is not None and decay_kind(x.log_decay) == "key" else 1
+    W, r, rho = (part[:n] for part in state)
+    return State(W.view(n * H, G, -1, K), r.view(n * H, J, V), rho.view(n * H, J, V))
+
+
+def _load(flat: Inputs, options: Options, tokens: Tokens) -> Chunk:
+    taken = {name: tokens.take(t, flat.compute_dtype) for name in PER_TOKEN if (t := getattr(flat, name)) is not None}
+    log_decay, by_key = taken.get("log_decay"), False
+    if log_decay is not None:
+        by_key = decay_kind(log_decay.unsqueeze(0)) == "key"
+        rows = log_decay.squeeze(-1)
+        log_decay = (
+            log_decay.squeeze(3).transpose(1, 2) if by_key else rows.expand_as(taken["beta"]).flatten(2).unsqueeze(1)
+        )
+    return Chunk(
+        q=taken["q"].unsqueeze(1),
+        k=taken["k"].unsqueeze(1),
+        v=taken["v"].unsqueeze(2),
+        beta=taken["beta"],
+        log_pi=taken["key_logits"].log_softmax(2),
+        pi_q=taken["query_logits"].softmax(2),
+        g_k=taken["key_gate"].unsqueeze(2) if "key_gate" in taken else None,
+        g_q=taken["query_gate"].unsqueeze(2) if "query_gate" in taken else None,
+        log_decay=log_decay,
+        by_key=by_key,
+        decay_order=options.decay_order,
+        normalize=options.normalize,
+    )
+
+
+def _as_given(x: Inputs, dlog_decay: Tensor) -> Tensor:
+    """The gradient of the log-decays in the granularity they came in."""
+    kind, V = decay_kind(x.log_decay), x.v.shape[3]
+    if kind == "key":
+        return dlog_decay.transpose(1, 2).unsqueeze(3)
+    rows = dlog_decay.squeeze(1).unflatten(2, (-1, V)).unsqueeze(4)
+    return rows if kind == "value" else rows.sum(3, keepdim=True)
+
+
+def _routing(x: Inputs, tokens: Tokens, s: Solved) -> list[Tensor]:
+    """This chunk's part of usage and entropy, key side then query side."""
+    weight = _token_weight(x, tokens, s)
+    parts = []
+    for probs in (s.r, s.rho):
+        usage, entropy = weight * probs, -weight * torch.xlogy(probs, probs)
+        parts += [usage.unflatten(0, (-1, x.q.shape[2])).sum((0, 2))]
+        parts += [entropy.unflatten(0, (-1, x.q.shape[2])).sum((0, 2, 3))]
+    return parts
+
+
+def _routing_adjoint(x: Inputs, tokens: Tokens, s: Solved, grads: Results) -> tuple[Tensor | None, Tensor | None]:
+    """What the statistics add to ``r ⊙ dr`` and to ``drho``; None where nothing depends on them."""
+    if all(grad is None for grad in grads[4:]):
+        return None, None
+    weight = _token_weight(x, tokens, s)
+    sequences = s.r.shape[0] // x.q.shape[2]
+    rdr, drho = torch.zeros_like(s.r), torch.zeros_like(s.rho)
+    spread = [None if g is None else g.repeat(sequences, *[1] * (g.ndim - 1)).unsqueeze(1) for g in grads[4:]]
+    key_usage, key_entropy, query_usage, query_entropy = spread
+    if key_usage is not None:
+        rdr += weight * s.r * key_usage
+    if key_entropy is not None:
+        rdr -= weight * (torch.xlogy(s.r, s.r) + s.r) * key_entropy.unsqueeze(2)
+    if query_usage is not None:
+        drho += weight * query_usage
+    if query_entropy is not None:
+        log_rho = s.rho.clamp_min(torch.finfo(s.rho.dtype).tiny).log()
+        drho -= weight * (log_rho + 1) * query_entropy.unsqueeze(2)
+    return rdr, drho
+
+
+def _token_weight(x: Inputs, tokens: Tokens, s: Solved) -> Tensor:
+    """``1 / (B T)`` for tokens, 0 for padding, ``[N, C, 1, 1]``."""
+    valid = s.r.new_ones(tokens.rows.shape) if tokens.padding is None else (~tokens.padding).to(s.r.dtype)
+    return (valid / (x.q.shape[0] * x.q.shape[1])).repeat_interleave(x.q.shape[2], 0)[..., None, None]
+
+
+BACKEND = Backend(
+    name="blocked",
+    summary="exact blocked algorithm in torch, hand-written backward",
+    forward=forward,
+    backward=backward,
+    saved_like=saved_like,
+    slow_on_gpu=True,
+)

@@ -1,0 +1,146 @@
+"""One call of the operation as a backend sees it: tensors, options, results, and their description.
+
+Shapes use B batch, T time, H heads, J mixtures, V output (value) dims, K key dims and
+N sequences (B, or the number of packed ones).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from swila.ops.types import RoutingStats, SwitchingState
+
+DecayKind = Literal["key", "value", "head"]
+
+
+class Inputs(NamedTuple):
+    """Every tensor argument, in the order of the registered operator."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    key_logits: Tensor
+    query_logits: Tensor
+    log_decay: Tensor | None = None
+    key_gate: Tensor | None = None
+    query_gate: Tensor | None = None
+    W: Tensor | None = None
+    r: Tensor | None = None
+    rho: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of the state and of all recurrence arithmetic."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def num_sequences(self) -> int:
+        return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+
+PER_TOKEN = Inputs._fields[:9]
+STATE = Inputs._fields[9:12]
+DIFFERENTIABLE = PER_TOKEN + STATE
+
+
+def needs_grad(x: Inputs) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:-1])
+
+
+class Options(NamedTuple):
+    """Every argument that is not a tensor, in the order of the registered operator."""
+
+    decay_order: str = "pre"
+    normalize: bool = True
+    return_state: bool = False
+    routing_stats: bool = False
+
+
+class Results(NamedTuple):
+    """Everything a backend may return; what was not asked for is None."""
+
+    output: Tensor
+    W: Tensor | None = None
+    r: Tensor | None = None
+    rho: Tensor | None = None
+    key_usage: Tensor | None = None
+    key_entropy: Tensor | None = None
+    query_usage: Tensor | None = None
+    query_entropy: Tensor | None = None
+
+    @property
+    def state(self) -> SwitchingState | None:
+        return None if self.W is None else SwitchingState(self.W, self.r, self.rho)
+
+    @property
+    def stats(self) -> RoutingStats | None:
+        parts = self.key_usage, self.key_entropy, self.query_usage, self.query_entropy
+        return None if self.key_usage is None else RoutingStats(*parts)  # type: ignore[arg-type]
+
+
+def empty_results(x: Inputs, options: Options) -> Results:
+    """Unfilled results of the right shapes: which of them exist is a fact of the call, not of the backend."""
+    B, T, H, _ = x.q.shape
+    J, V, K = *x.beta.shape[3:], x.q.shape[3]
+
+    def new(*shape: int, wanted: bool) -> Tensor | None:
+        return x.q.new_empty(shape, dtype=x.compute_dtype) if wanted else None
+
+    state, stats, N = options.return_state, options.routing_stats, x.num_sequences
+    return Results(
+        output=x.v.new_empty(B, T, H, V),
+        W=new(N, H, J, V, K, wanted=state),
+        r=new(N, H, J, V, wanted=state and x.key_gate is not None),
+        rho=new(N, H, J, V, wanted=state and x.query_gate is not None),
+        key_usage=new(H, J, V, wanted=stats),
+        key_entropy=new(H, V, wanted=stats),
+        query_usage=new(H, J, V, wanted=stats),
+        query_entropy=new(H, V, wanted=stats),
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The facts by which a backend decides whether it can serve a call. No tensor, no value."""
+
+    device: str
+    dtype: torch.dtype
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    J: int
+    decay: DecayKind | None
+    decay_order: str
+    key_temporal: bool
+    query_temporal: bool
+    normalize: bool
+    packed: bool
+    routing_stats: bool
+    needs_grad: bool
+
+    @classmethod
+    def of(cls, x: Inputs, options: Options, needs_grad: bool = False) -> Problem:
+        B, T, H, K = x.q.shape
+        J, V = x.beta.shape[3:]
+        return cls(
+            x.q.device.type, x.q.dtype, B, T, H, K, V, J,
+            None if x.log_decay is None else decay_kind(x.log_decay),
+            options.decay_order, x.key_gate is not None, x.query_gate is not None,
+            options.normalize, x.cu_seqlens is not None, options.routing_stats, needs_grad,
+        )  # fmt: skip
+
+
+def decay_kind(log_decay: Tensor) -> DecayKind:
+    """Granularity of ``log_decay [B, T, H, J, V or 1, K or 1]``."""
+    rows, columns = log_decay.shape[4:]
+    if rows != 1:
+        return "value"
+    return "key" if columns != 1 else "head"

@@ -1,0 +1,160 @@
+r"""The switching delta rule, token by token: the specification every other backend is tested against.
+
+Per batch row, head, token ``t``, mixture ``j`` and output dimension ``d``, with ``w_jd`` a row of the state
+(equation names are the paper's labels):
+
+.. math::
+
+    \tilde w_{jd} &= \alpha_t \odot w_{t-1,jd}                                      && \text{gate-elementwise} \\
+    \delta_{jd} &= v_{td} - k_t \cdot \tilde w_{jd}  \quad\text{or}\quad
+                   v_{td} - k_t \cdot w_{t-1,jd}                                    && \text{pre-decay, post-decay} \\
+    p_{jd} &= \pi_{jd}(k_t)  \quad\text{or}\quad
+              (1 - g^k_{td})\, r_{t-1,jd} + g^k_{td}\, \pi_{jd}(k_t)                && \text{plain or temporal prior} \\
+    r_{jd} &= p_{jd} e^{-\delta_{jd}^2/2} \Big/ \sum_i p_{id} e^{-\delta_{id}^2/2}  && \text{responsibility} \\
+    w_{t,jd} &= \tilde w_{jd} + \beta_{tjd}\, r_{jd}\, \delta_{jd}\, k_t            && \text{recurrence} \\
+    \rho_{jd} &= \pi_{jd}(q_t)  \quad\text{or}\quad
+                 (1 - g^q_{td})\, \rho_{t-1,jd} + g^q_{td}\, \pi_{jd}(q_t)          && \text{plain or temporal mix} \\
+    o_{td} &= \sum_j \rho_{jd}\, (w_{t,jd} \cdot q_t)                               && \text{retrieval}
+
+Plain torch operations under autograd: differentiable any number of times, any device, any floating dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from swila.ops.backends import Backend
+from swila.ops.call import DIFFERENTIABLE, Inputs, Options, Results
+
+
+def token_loop(x: Inputs, options: Options) -> Results:
+    """All ``B`` sequences in step, from ``x.W, x.r, x.rho`` (zeros and ``1/J`` where None).
+
+    The statistics' fields hold sums over tokens, not yet means.
+    """
+    B, T, H, K = x.q.shape
+    J, V = x.beta.shape[3:]
+    tiny = torch.finfo(x.q.dtype).tiny  # what a probability that has underflowed counts as
+    W = x.q.new_zeros(B, H, J, V, K) if x.W is None else x.W
+    log_r = x.q.new_full((B, H, J, V), 1 / J).log() if x.r is None else x.r.clamp_min(tiny).log()
+    rho = x.q.new_full((B, H, J, V), 1 / J) if x.rho is None else x.rho
+    log_pi_k = x.key_logits.log_softmax(3)
+    log_pi_q = x.query_logits.log_softmax(3)
+    outputs, sums = [], [0.0, 0.0, 0.0, 0.0]
+
+    for t in range(T):
+        k, q, v = x.k[:, t, :, None, None, :], x.q[:, t, :, None, None, :], x.v[:, t, :, None, :]
+        W_decayed = W if x.log_decay is None else x.log_decay[:, t].exp() * W
+
+        u = (k * (W_decayed if options.decay_order == "pre" else W)).sum(-1)
+        delta = v - u
+
+        log_p = log_pi_k[:, t]
+        if x.key_gate is not None:
+            log_p = _log_blend(log_r, log_p, x.key_gate[:, t, :, None, :])
+        log_r = log_p - 0.5 * delta.square()
+        if options.normalize:
+            log_r = log_r.log_softmax(2)
+        r = log_r.exp()
+
+        W = W_decayed + (x.beta[:, t] * r * delta).unsqueeze(-1) * k
+
+        log_rho = log_pi_q[:, t]
+        if x.query_gate is None:
+            rho = log_rho.exp()
+        else:
+            rho = torch.lerp(rho, log_rho.exp(), x.query_gate[:, t, :, None, :])
+            log_rho = rho.clamp_min(tiny).log()
+        outputs.append((rho * (W * q).sum(-1)).sum(2))
+
+        if options.routing_stats:
+            token = r, -(r * log_r).sum(2), rho, -(rho * log_rho).sum(2)
+            sums = [total + part.sum(0) for total, part in zip(sums, token, strict=True)]
+
+    output = torch.stack(outputs, 1)
+    carried = W, r if x.key_gate is not None else None, rho if x.query_gate is not None else None
+    return Results(output, *carried, *(sums if options.routing_stats else ()))
+
+
+def differentiable_forward(x: Inputs, options: Options) -> Results:
+    """The operation under autograd: full precision inside, packed sequences one after another."""
+    dtype = x.v.dtype
+    tokens = x.q.shape[0] * x.q.shape[1]
+    with torch.autocast(x.q.device.type, enabled=False):
+        x = Inputs(*(t if t is None else t.to(x.compute_dtype) for t in x[:-1]), x.cu_seqlens)
+        if x.cu_seqlens is None:
+            results = token_loop(x, options)
+        else:
+            results = _join([token_loop(sequence, options) for sequence in _sequences(x)])
+    means = [total if total is None else total / tokens for total in results[4:]]
+    state = results[1:4] if options.return_state else (None, None, None)
+    return Results(results.output.to(dtype), *state, *means)
+
+
+def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
+    """Keeps nothing: :func:`backward` runs the loop again."""
+    with torch.no_grad():
+        return differentiable_forward(x, options), []
+
+
+def backward(x: Inputs, options: Options, saved: list[Tensor], grads: Results) -> Inputs:
+    """Gradients of the loop run again. In a thread of its own, because autograd is off inside a registered operator."""
+    stream = torch.cuda.current_stream(x.q.device) if x.q.is_cuda else None
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_gradients, x, options, grads, stream).result()
+
+
+def _gradients(x: Inputs, options: Options, grads: Results, stream: torch.cuda.Stream | None) -> Inputs:
+    leaves = {name: t.detach().requires_grad_() for name in DIFFERENTIABLE if (t := getattr(x, name)) is not None}
+    with torch.enable_grad(), torch.cuda.stream(stream):
+        results = differentiable_forward(x._replace(**leaves), options)
+        pairs = [(out, grad) for out, grad in zip(results, grads, strict=True) if out is not None and grad is not None]
+        outputs, weights = zip(*pairs, strict=True)
+        given = torch.autograd.grad(outputs, list(leaves.values()), weights, materialize_grads=True)
+    return Inputs(**{**dict.fromkeys(Inputs._fields), **dict(zip(leaves, given, strict=True))})
+
+
+def _log_blend(log_r: Tensor, log_pi: Tensor, g: Tensor) -> Tensor:
+    """``log((1 - g) r + g π)`` by logarithms, so that its derivatives in them stay within [0, 1]."""
+    least, steepest = math.log(torch.finfo(g.dtype).tiny), torch.finfo(g.dtype).max ** 0.75
+    log_r, log_pi, g = log_r.clamp_min(least), log_pi.clamp_min(least), g.expand_as(log_r)
+    if g.requires_grad:  # in g they are as large as r / π and π / r
+        g.register_hook(lambda grad: None if grad is None else grad.clamp(-steepest, steepest))
+    most = torch.maximum((1 - g).log() + log_r, g.log() + log_pi).detach()
+    return most + ((1 - g) * (log_r - most).exp() + g * (log_pi - most).exp()).log()
+
+
+def _sequences(x: Inputs) -> list[Inputs]:
+    bounds = x.cu_seqlens.tolist()
+
+    def cut(name: str, tensor: Tensor | None, i: int) -> Tensor | None:
+        if tensor is None or name == "cu_seqlens":
+            return None
+        return tensor[i : i + 1] if name in ("W", "r", "rho") else tensor[:, bounds[i] : bounds[i + 1]]
+
+    return [Inputs(*(cut(n, t, i) for n, t in x._asdict().items())) for i in range(len(bounds) - 1)]
+
+
+def _join(parts: list[Results]) -> Results:
+    def cat(tensors: list[Tensor | None], dim: int) -> Tensor | None:
+        return None if tensors[0] is None else torch.cat(tensors, dim)
+
+    output, W, r, rho, *sums = (list(field) for field in zip(*parts, strict=True))
+    return Results(
+        torch.cat(output, 1), cat(W, 0), cat(r, 0), cat(rho, 0), *(s[0] if s[0] is None else sum(s) for s in sums)
+    )
+
+
+BACKEND = Backend(
+    name="reference",
+    summary="token loop in torch, the specification",
+    forward=forward,
+    backward=backward,
+    differentiable=differentiable_forward,
+    step=differentiable_forward,
+    slow_on_gpu=True,
+)
