@@ -96,7 +96,7 @@ def switching_delta_rule_step(
     """One token of :func:`switching_delta_rule`, for decoding: pass each call the state the last one returned.
 
     Arguments as there, for one token: either with their time axis of length 1 (``q [B, 1, H, K]``, ...) or without
-    it (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...). The output has the axis if ``q`` has.
+    it (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...); the output follows ``q``.
     """
     tokens = [q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate]
     has_time = not isinstance(q, Tensor) or q.ndim != 3
@@ -104,7 +104,7 @@ def switching_delta_rule_step(
         tokens = [t.unsqueeze(1) if isinstance(t, Tensor) else t for t in tokens]
     elif isinstance(q, Tensor) and q.ndim == 4 and q.shape[1] != 1:
         raise ValueError(f"q must be one token, [B, 1, H, K] or [B, H, K], got shape {list(q.shape)}")
-    x = Inputs(*tokens, *as_state(initial_state))
+    x = Inputs.of([*tokens, *as_state(initial_state)])
     results = _run(x, Options(decay_order, normalize, return_state), backend, step=True)
     output = results.output if has_time else results.output.squeeze(1)
     return SwitchingOutput(output, results.state)

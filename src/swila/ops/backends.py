@@ -35,7 +35,8 @@ class Backend:
         name: what users write in ``backend=``.
         summary: one line for ``swila info``.
         forward: ``(inputs, options, save) -> (results, saved)``; with ``save`` it returns what its backward needs.
-        backward: ``(inputs, options, saved, grads) -> gradients``, None where an input is None.
+        backward: ``(inputs, options, saved, grads) -> gradients`` of every floating input the call has, by name; of
+            the results' ``grads``, those that nothing depends on are None.
         saved_like: ``(inputs, options) -> saved`` with empty tensors of the same shapes, for tracing.
         differentiable: the forward as autograd-traceable torch code, where the backend has one; used in eager mode.
         step: ``(inputs, options) -> results`` for T = 1, where the backend has a way made for decoding.
@@ -47,7 +48,7 @@ class Backend:
     name: str
     summary: str
     forward: Callable[[Inputs, Options, bool], tuple[Results, list[Tensor]]]
-    backward: Callable[[Inputs, Options, list[Tensor], Results], Inputs]
+    backward: Callable[[Inputs, Options, list[Tensor], Results], dict[str, Tensor]]
     saved_like: Callable[[Inputs, Options], list[Tensor]] = lambda x, options: []
     differentiable: Callable[[Inputs, Options], Results] | None = None
     step: Callable[[Inputs, Options], Results] | None = None
@@ -62,10 +63,12 @@ def register_backend(backend: Backend) -> None:
 
 
 def backend_names() -> list[str]:
+    """All backends, in the order in which ``auto`` tries them."""
     return [*_registered, *_MODULES]
 
 
 def get_backend(name: str) -> Backend:
+    """The backend of that name, or a ValueError that lists them."""
     if name in _registered:
         return _registered[name]
     if name not in _MODULES:
@@ -74,6 +77,7 @@ def get_backend(name: str) -> Backend:
 
 
 def all_backends() -> Iterator[Backend]:
+    """Every backend, fastest first."""
     return map(get_backend, backend_names())
 
 
@@ -92,7 +96,7 @@ def choose_backend(name: str, problem: Problem, step: bool = False) -> Backend:
         if reason := why_not(backend, problem):
             raise ValueError(f"backend {name!r} cannot serve this call: {reason}")
         return backend
-    refusals = []
+    refusals: list[str] = []
     for backend in all_backends():
         if step and backend.step is None:
             continue
@@ -107,7 +111,9 @@ def choose_backend(name: str, problem: Problem, step: bool = False) -> Backend:
 
 def _say_slow(backend: Backend, problem: Problem, refusals: list[str]) -> None:
     reasons = "; ".join(refusals) or "no kernel backend is installed"
-    message = f"swila runs the {backend.name!r} backend ({backend.summary}) on {problem.device}, which is slow: {reasons}"
+    message = (
+        f"swila runs the {backend.name!r} backend ({backend.summary}) on {problem.device}, which is slow: {reasons}"
+    )
     if message not in _said:
         _said.add(message)
         warnings.warn(message, stacklevel=2)

@@ -6,6 +6,7 @@ N sequences (B, or the number of packed ones).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -34,6 +35,11 @@ class Inputs(NamedTuple):
     rho: Tensor | None = None
     cu_seqlens: Tensor | None = None
 
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor | None]) -> Inputs:
+        """From tensors in order, as they come out of the registered operator."""
+        return cls(*tensors)  # type: ignore[arg-type]
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of the state and of all recurrence arithmetic."""
@@ -41,6 +47,7 @@ class Inputs(NamedTuple):
 
     @property
     def num_sequences(self) -> int:
+        """How many states the call carries: the batch size, or the number of packed sequences."""
         return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
 
@@ -50,6 +57,7 @@ DIFFERENTIABLE = PER_TOKEN + STATE
 
 
 def needs_grad(x: Inputs) -> bool:
+    """Whether autograd will want a backward of this call."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:-1])
 
 
@@ -75,13 +83,24 @@ class Results(NamedTuple):
     query_entropy: Tensor | None = None
 
     @property
+    def final(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The parts of the final state."""
+        return self.W, self.r, self.rho
+
+    @property
+    def routing(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """The parts of the statistics."""
+        return self.key_usage, self.key_entropy, self.query_usage, self.query_entropy
+
+    @property
     def state(self) -> SwitchingState | None:
+        """The final state as the public operation returns it."""
         return None if self.W is None else SwitchingState(self.W, self.r, self.rho)
 
     @property
     def stats(self) -> RoutingStats | None:
-        parts = self.key_usage, self.key_entropy, self.query_usage, self.query_entropy
-        return None if self.key_usage is None else RoutingStats(*parts)  # type: ignore[arg-type]
+        """The statistics as the public operation returns them."""
+        return None if self.key_usage is None else RoutingStats(*self.routing)  # type: ignore[arg-type]
 
 
 def empty_results(x: Inputs, options: Options) -> Results:
@@ -127,7 +146,8 @@ class Problem:
     needs_grad: bool
 
     @classmethod
-    def of(cls, x: Inputs, options: Options, needs_grad: bool = False) -> Problem:
+    def of(cls, x: Inputs, options: Options, needs_grad: bool) -> Problem:
+        """The description of a checked call."""
         B, T, H, K = x.q.shape
         J, V = x.beta.shape[3:]
         return cls(
@@ -139,8 +159,8 @@ class Problem:
 
 
 def decay_kind(log_decay: Tensor) -> DecayKind:
-    """Granularity of ``log_decay [B, T, H, J, V or 1, K or 1]``."""
-    rows, columns = log_decay.shape[4:]
+    """Granularity of ``log_decay [..., J, V or 1, K or 1]``."""
+    rows, columns = log_decay.shape[-2:]
     if rows != 1:
         return "value"
     return "key" if columns != 1 else "head"

@@ -41,7 +41,7 @@ def _present(x: Inputs, options: Options) -> list[str]:
 
 def _split(args: tuple) -> tuple[Inputs, Options, tuple]:
     end = _NUM_INPUTS + _NUM_OPTIONS
-    return Inputs(*args[:_NUM_INPUTS]), Options(*args[_NUM_INPUTS:end]), args[end:]
+    return Inputs.of(args[:_NUM_INPUTS]), Options(*args[_NUM_INPUTS:end]), args[end:]
 
 
 def _given(values: tuple) -> list[Tensor]:
@@ -62,9 +62,10 @@ def _forward(*args) -> list[Tensor]:
 
 @torch.library.impl(_library, "switching_delta_rule_backward", "CompositeExplicitAutograd")
 def _backward(*args) -> list[Tensor]:
-    x, options, (backend, saved, grads) = _split(args)
-    grads = Results(**{**dict.fromkeys(Results._fields), **dict(zip(_present(x, options), grads, strict=True))})
-    return _given(_choose(x, options, True, backend).backward(x, options, saved, grads))
+    x, options, (backend, saved, given) = _split(args)
+    grads = Results(**{**dict.fromkeys(Results._fields), **dict(zip(_present(x, options), given, strict=True))})
+    computed = _choose(x, options, True, backend).backward(x, options, saved, grads)
+    return [computed[name] for name in DIFFERENTIABLE if getattr(x, name) is not None]
 
 
 @torch.library.register_fake("swila::switching_delta_rule", lib=_library)
@@ -93,7 +94,7 @@ def _gradients(ctx, grads):
     if all(grad is None for grad in grads[: ctx.num_results]):
         return (None,) * (_NUM_INPUTS + _NUM_OPTIONS + 2)
     tensors = iter(ctx.saved_tensors)
-    x = Inputs(*(next(tensors) if given else None for given in ctx.given))
+    x = Inputs.of(next(tensors) if given else None for given in ctx.given)
     computed = iter(
         torch.ops.swila.switching_delta_rule_backward(
             *x, *ctx.options, ctx.backend, list(tensors), grads[: ctx.num_results]
@@ -114,9 +115,7 @@ def _setup_no_context(ctx, inputs, output) -> None:
     ctx.backend = inputs[_NUM_INPUTS + _NUM_OPTIONS]
 
 
-torch.library.register_autograd(
-    "swila::switching_delta_rule", _gradients, setup_context=_setup_context, lib=_library
-)
+torch.library.register_autograd("swila::switching_delta_rule", _gradients, setup_context=_setup_context, lib=_library)
 torch.library.register_autograd(
     "swila::switching_delta_rule_backward", _no_second_gradients, setup_context=_setup_no_context, lib=_library
 )

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from swila.ops.backends import Backend
-from swila.ops.call import DIFFERENTIABLE, Inputs, Options, Results
+from swila.ops.call import DIFFERENTIABLE, STATE, Inputs, Options, Results
 
 
 def token_loop(x: Inputs, options: Options) -> Results:
@@ -44,7 +45,8 @@ def token_loop(x: Inputs, options: Options) -> Results:
     rho = x.q.new_full((B, H, J, V), 1 / J) if x.rho is None else x.rho
     log_pi_k = x.key_logits.log_softmax(3)
     log_pi_q = x.query_logits.log_softmax(3)
-    outputs, sums = [], [0.0, 0.0, 0.0, 0.0]
+    outputs: list[Tensor] = []
+    sums: list[Tensor] = []
 
     for t in range(T):
         k, q, v = x.k[:, t, :, None, None, :], x.q[:, t, :, None, None, :], x.v[:, t, :, None, :]
@@ -73,11 +75,12 @@ def token_loop(x: Inputs, options: Options) -> Results:
 
         if options.routing_stats:
             token = r, -(r * log_r).sum(2), rho, -(rho * log_rho).sum(2)
-            sums = [total + part.sum(0) for total, part in zip(sums, token, strict=True)]
+            parts = [part.sum(0) for part in token]
+            sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else parts
 
     output = torch.stack(outputs, 1)
     carried = W, r if x.key_gate is not None else None, rho if x.query_gate is not None else None
-    return Results(output, *carried, *(sums if options.routing_stats else ()))
+    return Results(output, *carried, *sums)
 
 
 def differentiable_forward(x: Inputs, options: Options) -> Results:
@@ -85,13 +88,13 @@ def differentiable_forward(x: Inputs, options: Options) -> Results:
     dtype = x.v.dtype
     tokens = x.q.shape[0] * x.q.shape[1]
     with torch.autocast(x.q.device.type, enabled=False):
-        x = Inputs(*(t if t is None else t.to(x.compute_dtype) for t in x[:-1]), x.cu_seqlens)
+        x = Inputs.of([*(None if t is None else t.to(x.compute_dtype) for t in x[:-1]), x.cu_seqlens])
         if x.cu_seqlens is None:
             results = token_loop(x, options)
         else:
-            results = _join([token_loop(sequence, options) for sequence in _sequences(x)])
-    means = [total if total is None else total / tokens for total in results[4:]]
-    state = results[1:4] if options.return_state else (None, None, None)
+            results = _join([token_loop(sequence, options) for sequence in _sequences(x, x.cu_seqlens)])
+    means = [None if total is None else total / tokens for total in results.routing]
+    state = results.final if options.return_state else (None, None, None)
     return Results(results.output.to(dtype), *state, *means)
 
 
@@ -101,21 +104,21 @@ def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tens
         return differentiable_forward(x, options), []
 
 
-def backward(x: Inputs, options: Options, saved: list[Tensor], grads: Results) -> Inputs:
+def backward(x: Inputs, options: Options, saved: list[Tensor], grads: Results) -> dict[str, Tensor]:
     """Gradients of the loop run again. In a thread of its own, because autograd is off inside a registered operator."""
     stream = torch.cuda.current_stream(x.q.device) if x.q.is_cuda else None
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_gradients, x, options, grads, stream).result()
 
 
-def _gradients(x: Inputs, options: Options, grads: Results, stream: torch.cuda.Stream | None) -> Inputs:
+def _gradients(x: Inputs, options: Options, grads: Results, stream: torch.cuda.Stream | None) -> dict[str, Tensor]:
     leaves = {name: t.detach().requires_grad_() for name in DIFFERENTIABLE if (t := getattr(x, name)) is not None}
     with torch.enable_grad(), torch.cuda.stream(stream):
         results = differentiable_forward(x._replace(**leaves), options)
         pairs = [(out, grad) for out, grad in zip(results, grads, strict=True) if out is not None and grad is not None]
         outputs, weights = zip(*pairs, strict=True)
         given = torch.autograd.grad(outputs, list(leaves.values()), weights, materialize_grads=True)
-    return Inputs(**{**dict.fromkeys(Inputs._fields), **dict(zip(leaves, given, strict=True))})
+    return dict(zip(leaves, given, strict=True))
 
 
 def _log_blend(log_r: Tensor, log_pi: Tensor, g: Tensor) -> Tensor:
@@ -128,25 +131,21 @@ def _log_blend(log_r: Tensor, log_pi: Tensor, g: Tensor) -> Tensor:
     return most + ((1 - g) * (log_r - most).exp() + g * (log_pi - most).exp()).log()
 
 
-def _sequences(x: Inputs) -> list[Inputs]:
-    bounds = x.cu_seqlens.tolist()
-
-    def cut(name: str, tensor: Tensor | None, i: int) -> Tensor | None:
+def _sequences(x: Inputs, cu_seqlens: Tensor) -> list[Inputs]:
+    def cut(name: str, tensor: Tensor | None, i: int, begin: int, end: int) -> Tensor | None:
         if tensor is None or name == "cu_seqlens":
             return None
-        return tensor[i : i + 1] if name in ("W", "r", "rho") else tensor[:, bounds[i] : bounds[i + 1]]
+        return tensor[i : i + 1] if name in STATE else tensor[:, begin:end]
 
-    return [Inputs(*(cut(n, t, i) for n, t in x._asdict().items())) for i in range(len(bounds) - 1)]
+    bounds = enumerate(pairwise(cu_seqlens.tolist()))
+    return [Inputs.of(cut(name, t, i, *ends) for name, t in x._asdict().items()) for i, ends in bounds]
 
 
 def _join(parts: list[Results]) -> Results:
-    def cat(tensors: list[Tensor | None], dim: int) -> Tensor | None:
-        return None if tensors[0] is None else torch.cat(tensors, dim)
-
-    output, W, r, rho, *sums = (list(field) for field in zip(*parts, strict=True))
-    return Results(
-        torch.cat(output, 1), cat(W, 0), cat(r, 0), cat(rho, 0), *(s[0] if s[0] is None else sum(s) for s in sums)
-    )
+    output, *final_and_sums = zip(*parts, strict=True)
+    final = [None if f[0] is None else torch.cat(f) for f in final_and_sums[:3]]
+    sums = [None if f[0] is None else torch.stack(f).sum(0) for f in final_and_sums[3:]]
+    return Results(torch.cat(output, 1), *final, *sums)
 
 
 BACKEND = Backend(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -31,6 +32,7 @@ def set_value_checks(when: ValueChecks) -> None:
 
 
 def get_value_checks() -> ValueChecks:
+    """Where values are checked now; see :func:`set_value_checks`."""
     if _value_checks is None:
         set_value_checks(os.environ.get("SWILA_VALUE_CHECKS", "cpu"))  # type: ignore[arg-type]
     assert _value_checks is not None
@@ -159,7 +161,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, T: int) -> None:
     shown = f"[{', '.join(map(str, bounds[:4]))}, ..., {bounds[-1]}]" if len(bounds) > 6 else str(bounds)
     if bounds[0] != 0 or bounds[-1] != T:
         raise ValueError(f"cu_seqlens must start at 0 and end at T = {T}, got {shown}")
-    if any(end <= start for start, end in zip(bounds, bounds[1:], strict=False)):
+    if any(end <= start for start, end in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must increase strictly (no empty sequence), got {shown}")
 
 

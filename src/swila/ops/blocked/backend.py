@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from swila.ops.backends import Backend
-from swila.ops.blocked.algorithm import Chunk, Solved, State, adjoint, advance, solve
+from swila.ops.blocked.adjoint import adjoint
+from swila.ops.blocked.algorithm import Chunk, Solved, State, advance, output, solve
 from swila.ops.blocked.packing import Plan, Tokens, plan
 from swila.ops.call import PER_TOKEN, Inputs, Options, Results, decay_kind, empty_results
 
@@ -14,11 +15,12 @@ CHUNK = 32
 
 
 def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
+    """Walk the chunks; with ``save`` keep the state at the start of each."""
     results, kept = empty_results(x, options), saved_like(x, options) if save else []
     with torch.autocast(x.q.device.type, enabled=False):
         layout, flat = plan(x, CHUNK), _flatten(x)
-        state, output = _initial_state(x, layout), results.output.flatten(0, 1)
-        totals = [total.zero_() for total in results[4:] if total is not None]
+        state, flat_output = _initial_state(x, layout), results.output.flatten(0, 1)
+        totals = [total.zero_() for total in results.routing if total is not None]
         for i, tokens in enumerate(layout.chunks):
             n = tokens.rows.shape[0]
             if i > 0 and save:
@@ -26,19 +28,20 @@ def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tens
                     buffer[layout.kept(i)] = part[:n]
             chunk, start = _load(flat, options, tokens), _at_bound(x, state, n)
             solved = solve(chunk, start)
-            tokens.put(output, (solved.rho * chunk.ungroup(solved.S)).sum(2))
+            tokens.put(flat_output, output(chunk, solved))
             for part, new in zip(state, advance(chunk, solved, start), strict=True):
                 part[:n] = new.view_as(part[:n])
             if totals:
                 for total, part in zip(totals, _routing(x, tokens, solved), strict=True):
                     total += part
-        for final, part in zip(results[1:4], state, strict=True):
+        for final, part in zip(results.final, state, strict=True):
             if final is not None:
                 final[layout.order] = part
     return results, kept
 
 
-def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> Inputs:
+def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
+    """Walk the chunks back, each solved again from the state kept at its start."""
     with torch.autocast(x.q.device.type, enabled=False):
         layout, flat = plan(x, CHUNK), _flatten(x)
         initial, after = _initial_state(x, layout), _final_adjoint(x, layout, grads)
@@ -55,25 +58,22 @@ def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) ->
             if grads.output is not None:
                 do = tokens.take(grads.output.flatten(0, 1), x.compute_dtype).unsqueeze(2)
             extra = _routing_adjoint(x, tokens, solved, grads)
-            inputs, before, dr_first = adjoint(chunk, solved, start, do, *extra, _at_bound(x, after, n))
+            inputs, before, dr = adjoint(chunk, solved, start, do, *extra, _at_bound(x, after, n))
             for name, buffer in given.items():
-                tokens.put(buffer, inputs[name] if name != "log_decay" else _as_given(x, inputs[name]))
+                tokens.put(buffer, inputs[name] if name != "log_decay" else _as_given(flat, inputs[name]))
             for part, new in zip(after, before, strict=True):
-                if new is not None:
-                    part[:n] = new.view_as(part[:n])
+                part[:n] = new.view_as(part[:n])
             reached = n
-        if dr_first is not None:
-            after.r.copy_(dr_first.view_as(after.r))
-    gradients: dict[str, Tensor | None] = dict.fromkeys(Inputs._fields)
-    gradients.update({name: buffer.view_as(getattr(x, name)) for name, buffer in given.items()})
+        after.r.copy_(dr.view_as(after.r))
+    gradients = {name: buffer.view_as(getattr(x, name)) for name, buffer in given.items()}
     for name, part in after._asdict().items():
         if getattr(x, name) is not None:
             gradients[name] = torch.empty_like(part).index_copy_(0, layout.order, part)
-    return Inputs(**gradients)  # type: ignore[arg-type]
+    return gradients
 
 
 def saved_like(x: Inputs, options: Options) -> list[Tensor]:
-    """Room for the state at the start of every chunk but a sequence's first: ``W``, and ``r`` and ``rho`` where carried."""
+    """Room for the state at the start of every chunk but a sequence's first: W, and r and rho where carried."""
     B, T, H, K = x.q.shape
     J, V = x.beta.shape[3:]
     # Packed sequences end inside chunks, but each full chunk of tokens starts at most one that is not a first.
@@ -98,17 +98,17 @@ def _flatten(x: Inputs) -> Inputs:
 
 def _initial_state(x: Inputs, layout: Plan) -> State:
     H, (J, V), K, N = x.q.shape[2], x.beta.shape[3:], x.q.shape[3], x.num_sequences
-    new = dict(device=x.q.device, dtype=x.compute_dtype)
+    uniform = x.q.new_full((N, H, J, V), 1 / J, dtype=x.compute_dtype)
     return State(
-        torch.zeros(N, H, J, V, K, **new) if x.W is None else x.W[layout.order],
-        torch.full((N, H, J, V), 1 / J, **new) if x.r is None else x.r[layout.order],
-        torch.full((N, H, J, V), 1 / J, **new) if x.rho is None else x.rho[layout.order],
+        x.q.new_zeros((N, H, J, V, K), dtype=x.compute_dtype) if x.W is None else x.W[layout.order],
+        uniform if x.r is None else x.r[layout.order],
+        uniform.clone() if x.rho is None else x.rho[layout.order],
     )
 
 
 def _final_adjoint(x: Inputs, layout: Plan, grads: Results) -> State:
-    like = _initial_state(x, layout)
-    return State(*(torch.zeros_like(l) if g is None else g[layout.order] for l, g in zip(like, grads[1:4], strict=True)))
+    pairs = zip(_initial_state(x, layout), grads.final, strict=True)
+    return State(*(torch.zeros_like(like) if grad is None else grad[layout.order] for like, grad in pairs))
 
 
 def _at_bound(x: Inputs, state: State, n: int) -> State:
@@ -121,13 +121,11 @@ def _at_bound(x: Inputs, state: State, n: int) -> State:
 
 def _load(flat: Inputs, options: Options, tokens: Tokens) -> Chunk:
     taken = {name: tokens.take(t, flat.compute_dtype) for name in PER_TOKEN if (t := getattr(flat, name)) is not None}
-    log_decay, by_key = taken.get("log_decay"), False
+    log_decay = taken.get("log_decay")
+    by_key = log_decay is not None and decay_kind(log_decay) == "key"
     if log_decay is not None:
-        by_key = decay_kind(log_decay.unsqueeze(0)) == "key"
-        rows = log_decay.squeeze(-1)
-        log_decay = (
-            log_decay.squeeze(3).transpose(1, 2) if by_key else rows.expand_as(taken["beta"]).flatten(2).unsqueeze(1)
-        )
+        by_row = log_decay[..., 0].expand_as(taken["beta"]).flatten(2).unsqueeze(1)
+        log_decay = log_decay[..., 0, :].transpose(1, 2) if by_key else by_row
     return Chunk(
         q=taken["q"].unsqueeze(1),
         k=taken["k"].unsqueeze(1),
@@ -144,13 +142,14 @@ def _load(flat: Inputs, options: Options, tokens: Tokens) -> Chunk:
     )
 
 
-def _as_given(x: Inputs, dlog_decay: Tensor) -> Tensor:
+def _as_given(flat: Inputs, grad: Tensor) -> Tensor:
     """The gradient of the log-decays in the granularity they came in."""
-    kind, V = decay_kind(x.log_decay), x.v.shape[3]
+    assert flat.log_decay is not None
+    kind = decay_kind(flat.log_decay)
     if kind == "key":
-        return dlog_decay.transpose(1, 2).unsqueeze(3)
-    rows = dlog_decay.squeeze(1).unflatten(2, (-1, V)).unsqueeze(4)
-    return rows if kind == "value" else rows.sum(3, keepdim=True)
+        return grad.transpose(1, 2).unsqueeze(3)
+    by_row = grad.squeeze(1).unflatten(2, flat.beta.shape[2:]).unsqueeze(4)
+    return by_row if kind == "value" else by_row.sum(3, keepdim=True)
 
 
 def _routing(x: Inputs, tokens: Tokens, s: Solved) -> list[Tensor]:
@@ -166,12 +165,12 @@ def _routing(x: Inputs, tokens: Tokens, s: Solved) -> list[Tensor]:
 
 def _routing_adjoint(x: Inputs, tokens: Tokens, s: Solved, grads: Results) -> tuple[Tensor | None, Tensor | None]:
     """What the statistics add to ``r ⊙ dr`` and to ``drho``; None where nothing depends on them."""
-    if all(grad is None for grad in grads[4:]):
+    if all(grad is None for grad in grads.routing):
         return None, None
     weight = _token_weight(x, tokens, s)
     sequences = s.r.shape[0] // x.q.shape[2]
     rdr, drho = torch.zeros_like(s.r), torch.zeros_like(s.rho)
-    spread = [None if g is None else g.repeat(sequences, *[1] * (g.ndim - 1)).unsqueeze(1) for g in grads[4:]]
+    spread = [None if g is None else g.repeat(sequences, *[1] * (g.ndim - 1)).unsqueeze(1) for g in grads.routing]
     key_usage, key_entropy, query_usage, query_entropy = spread
     if key_usage is not None:
         rdr += weight * s.r * key_usage

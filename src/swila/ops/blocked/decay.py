@@ -9,7 +9,7 @@ between ``s`` and ``t`` into two factors that are both at most one; halving the 
 token between every pair. Each of the ``log2 C`` levels is then one batched matrix product, and each exponent a sum
 of neighbours, never a difference of large numbers.
 
-Shapes: channels ``[..., C, D]`` (time second to last), pair matrices ``[..., C, C]`` with entry ``[t, s]``, C a power of 2.
+Shapes: channels ``[..., C, D]``, C tokens, a power of 2; pair matrices ``[..., C, C]`` with entry ``[t, s]``.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ UNDECAYED = Undecayed()
 
 def _halves(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Views of the early and the late tokens of each block of ``2 size``: ``[..., C / 2 size, size, D]``."""
-    return x.unflatten(-2, (-1, 2, size)).unbind(-3)  # type: ignore[return-value]
+    return x.unflatten(-2, (-1, 2, size)).unbind(-3)
 
 
 def _blocks(M: Tensor, size: int) -> Tensor:

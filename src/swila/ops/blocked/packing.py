@@ -13,9 +13,9 @@ from swila.ops.call import Inputs
 class Tokens(NamedTuple):
     """The tokens of one chunk of the ``n`` sequences that reach it.
 
-    ``rows [n, C]`` are positions in the flattened ``[B * T, ...]`` inputs; where ``padding [n, C]`` is True the sequence
-    has ended. Padding is a token of zeros with closed gates, which changes nothing: its error is zero, its learning
-    rate is zero, and it keeps the priors it finds.
+    ``rows [n, C]`` are positions in the flattened ``[B * T, ...]`` inputs; where ``padding [n, C]`` is True the
+    sequence has ended. Padding is a token of zeros with closed gates, which changes nothing: its error is zero, its
+    learning rate is zero, and it keeps the priors it finds.
     """
 
     rows: Tensor
