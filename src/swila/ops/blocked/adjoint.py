@@ -10,8 +10,8 @@ With ``dS_t = ρ_t do_t`` and ``dW'`` from the right, in the notation of ``algor
     du_j &= \delta_j dz_j - e_j \beta_j r_j \\
     dW &= \Gamma_C dW' + \sum_t du_t \otimes \Gamma_t k_t + dS_t \otimes \Gamma_t q_t
 
-where e is the adjoint of c, ``z = log p - δ²/2``, and m comes from the statistics and, if temporal, from the next token:
-``m_{t-1} = (1 - g) r_{t-1} / p ⊙ dz_t``.
+where e is the adjoint of c, ``z = log p - δ²/2``, and m comes from the statistics and, if temporal, from the token
+after: ``m_{t-1} = (1 - g) r_{t-1} / p ⊙ dz_t``.
 
 The adjoint of r travels as that of ``log r``: its share ``(1 - g) r / p`` is at most one, however small a prior gets.
 """

@@ -1,0 +1,9 @@
+"""Random calls of the operation, and checks of a backend against the specification."""
+
+from swila.testing.cases import VARIANTS as VARIANTS
+from swila.testing.cases import Shape as Shape
+from swila.testing.cases import Variant as Variant
+from swila.testing.cases import make_call as make_call
+from swila.testing.checks import Check as Check
+from swila.testing.checks import check_backend as check_backend
+from swila.testing.checks import evaluate as evaluate

@@ -1,0 +1,112 @@
+"""Random calls of the operation: every variant, any shape, dtype and device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from swila.ops import SwitchingState
+from swila.ops.call import DecayKind
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a call: batch, time, heads, key dims, output dims, mixtures."""
+
+    B: int = 2
+    T: int = 67
+    H: int = 2
+    K: int = 16
+    V: int = 16
+    J: int = 4
+
+    def __str__(self) -> str:
+        return f"B{self.B} T{self.T} H{self.H} K{self.K} V{self.V} J{self.J}"
+
+
+SMALL = Shape()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which form of the recurrence a call takes."""
+
+    decay: DecayKind | None = None
+    decay_order: str = "pre"
+    key_temporal: bool = False
+    query_temporal: bool = False
+    normalize: bool = True
+
+
+VARIANTS: dict[str, Variant] = {
+    "plain": Variant(),
+    "temporal": Variant(key_temporal=True, query_temporal=True),
+    "gated": Variant("key"),
+    "gated-value": Variant("value"),
+    "gated-head": Variant("head"),
+    "gated-temporal": Variant("key", key_temporal=True, query_temporal=True),
+    "post-decay": Variant("key", "post"),
+    "post-decay-value-temporal": Variant("value", "post", key_temporal=True, query_temporal=True),
+    "unnormalized": Variant(normalize=False),
+    "unnormalized-gated-temporal": Variant("head", key_temporal=True, query_temporal=True, normalize=False),
+}
+
+
+def make_call(
+    variant: Variant = VARIANTS["plain"],
+    shape: Shape = SMALL,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    initial_state: bool = True,
+    lengths: list[int] | None = None,
+    requires_grad: bool = True,
+) -> dict[str, Any]:
+    """Keyword arguments of :func:`swila.switching_delta_rule`, drawn as a trained layer would hand them over.
+
+    Unit keys and queries, values of size 2 (so that responsibilities differ), decays between 0.3 and 1.
+    ``lengths`` packs sequences of these lengths; ``shape.B`` and ``shape.T`` are then not used.
+    """
+    B, T, N = shape.B, shape.T, shape.B
+    if lengths is not None:
+        B, T, N = 1, sum(lengths), len(lengths)
+    H, K, V, J = shape.H, shape.K, shape.V, shape.J
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    def ready(x: Tensor, to: torch.dtype) -> Tensor:
+        return x.to(device, to).requires_grad_(requires_grad)
+
+    call: dict[str, Any] = {
+        "q": F.normalize(normal(B, T, H, K), dim=-1),
+        "k": F.normalize(normal(B, T, H, K), dim=-1),
+        "v": 2 * normal(B, T, H, V),
+        "beta": normal(B, T, H, J, V).sigmoid(),
+        "key_logits": normal(B, T, H, J, V),
+        "query_logits": normal(B, T, H, J, V),
+    }
+    if variant.decay is not None:
+        size = {"key": (1, K), "value": (V, 1), "head": (1, 1)}[variant.decay]
+        call["log_decay"] = F.logsigmoid(normal(B, T, H, J, *size) + 2)
+    if variant.key_temporal:
+        call["key_gate"] = normal(B, T, H, V).sigmoid()
+    if variant.query_temporal:
+        call["query_gate"] = normal(B, T, H, V).sigmoid()
+    call = {name: ready(x, dtype) for name, x in call.items()}
+    if initial_state:
+        full = torch.float64 if dtype == torch.float64 else torch.float32
+        call["initial_state"] = SwitchingState(
+            ready(0.5 * normal(N, H, J, V, K), full),
+            ready(normal(N, H, J, V).softmax(2), full) if variant.key_temporal else None,
+            ready(normal(N, H, J, V).softmax(2), full) if variant.query_temporal else None,
+        )
+    if lengths is not None:
+        call["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0).to(device)
+    return call | {"decay_order": variant.decay_order, "normalize": variant.normalize}

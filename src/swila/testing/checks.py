@@ -1,0 +1,96 @@
+"""Is a backend right? Everything it returns, and every gradient, against the specification in float64.
+
+How far off it may be is not a number made up: the token loop itself, run on the same inputs in the same precision, is
+some way from float64, and a backend may be a few times that far (it adds up in another order), plus a few roundings of
+the recurrence's own arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from swila.ops import SwitchingOutput, SwitchingState, switching_delta_rule
+from swila.ops.call import PER_TOKEN, STATE
+
+TIMES_REFERENCE = 4.0
+ROUNDINGS = 32.0
+
+
+class Check(NamedTuple):
+    """One returned tensor or gradient: its error relative to its size, and the most it may be."""
+
+    name: str
+    error: float
+    allowed: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the error is within bounds; not so for NaN."""
+        return self.error <= self.allowed
+
+
+def leaves(call: dict[str, Any]) -> dict[str, Tensor]:
+    """The differentiable tensors of a call, by name."""
+    state = call.get("initial_state") or SwitchingState(*[None] * 3)  # type: ignore[arg-type]
+    tensors = {name: call.get(name) for name in PER_TOKEN} | {f"initial_{name}": getattr(state, name) for name in STATE}
+    return {name: t for name, t in tensors.items() if t is not None}
+
+
+def results(output: SwitchingOutput) -> dict[str, Tensor]:
+    """Everything the operation returned, by name."""
+    parts: dict[str, Tensor | None] = {"output": output.output}
+    parts |= {} if output.state is None else output.state._asdict()
+    parts |= {} if output.stats is None else output.stats._asdict()
+    return {name: t for name, t in parts.items() if t is not None}
+
+
+def evaluate(call: dict[str, Any], backend: str, gradients: bool = True) -> dict[str, Tensor]:
+    """All results of a call and, under ``d name``, the gradients of a fixed random combination of them."""
+    found = results(switching_delta_rule(**call, return_state=True, routing_stats=True, backend=backend))
+    inputs = leaves(call)
+    if gradients:
+        generator = torch.Generator().manual_seed(1)
+        # Multiples of 1/64 below 2 are the same numbers in every dtype.
+        weights = [torch.randint(-127, 128, t.shape, generator=generator).to(t) / 64 for t in found.values()]
+        grads = torch.autograd.grad(list(found.values()), list(inputs.values()), weights)
+        found |= {f"d {name}": grad for name, grad in zip(inputs, grads, strict=True)}
+    return {name: t.detach() for name, t in found.items()}
+
+
+def exact(call: dict[str, Any], gradients: bool = True) -> dict[str, Tensor]:
+    """The specification of a call: the token loop in float64 on the CPU."""
+    return evaluate(_converted(call, torch.float64, "cpu"), "reference", gradients)
+
+
+def check_backend(call: dict[str, Any], backend: str, gradients: bool = True) -> list[Check]:
+    """Compare a backend with the specification; every entry says how far off it is and how far it may be."""
+    truth = exact(call, gradients)
+    yardstick = evaluate(_converted(call, call["q"].dtype, "cpu"), "reference", gradients)
+    checks = []
+    rounding = torch.finfo(torch.float64 if call["q"].dtype == torch.float64 else torch.float32).eps
+    for name, found in evaluate(call, backend, gradients).items():
+        allowed = TIMES_REFERENCE * _error(yardstick[name], truth[name]) + ROUNDINGS * rounding
+        checks.append(Check(name, _error(found, truth[name]), allowed))
+    return checks
+
+
+def _error(found: Tensor, truth: Tensor) -> float:
+    """Root mean square of the difference over that of the truth."""
+    found, truth = found.double().cpu(), truth.double().cpu()
+    return ((found - truth).norm() / truth.norm().clamp_min(torch.finfo(truth.dtype).tiny)).item()
+
+
+def _converted(call: dict[str, Any], dtype: torch.dtype, device: str) -> dict[str, Any]:
+    def convert(t: Tensor | None, to: torch.dtype) -> Tensor | None:
+        return None if t is None else t.detach().to(device, to).requires_grad_(t.requires_grad)
+
+    full = torch.float64 if dtype == torch.float64 else torch.float32
+    new = {name: convert(x, dtype) if name in PER_TOKEN else x for name, x in call.items()}
+    if call.get("initial_state") is not None:
+        new["initial_state"] = SwitchingState(*(convert(t, full) for t in call["initial_state"]))  # type: ignore[arg-type]
+    if call.get("cu_seqlens") is not None:
+        new["cu_seqlens"] = call["cu_seqlens"].to(device)
+    return new
