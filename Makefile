@@ -20,7 +20,7 @@ run: $(READY)  ## the demonstration, on the CPU
 	@$(BIN)/swila demo
 
 test: $(READY)  ## all tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n auto
 
 lint: $(READY)  ## style and types, as CI checks them
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

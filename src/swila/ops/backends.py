@@ -111,9 +111,8 @@ def choose_backend(name: str, problem: Problem, step: bool = False) -> Backend:
 
 def _say_slow(backend: Backend, problem: Problem, refusals: list[str]) -> None:
     reasons = "; ".join(refusals) or "no kernel backend is installed"
-    message = (
-        f"swila runs the {backend.name!r} backend ({backend.summary}) on {problem.device}, which is slow: {reasons}"
-    )
+    what = f"the {backend.name!r} backend ({backend.summary}) on {problem.device}"
+    message = f"swila runs {what}, which is slow there: {reasons}"
     if message not in _said:
         _said.add(message)
         warnings.warn(message, stacklevel=2)

@@ -1,0 +1,47 @@
+"""Fixtures: the device and backends under test, and memory that holds NaN until something is written to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swila.ops.backends import backend_names, get_backend
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="device to test on: cpu or cuda")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "unpoisoned: leave torch.empty alone (tracers look at it)")
+    torch.manual_seed(0)
+    if hasattr(config, "workerinput"):  # the workers share the cores
+        torch.set_num_threads(1)
+
+
+def pytest_generate_tests(metafunc):
+    if "backend" in metafunc.fixturenames:
+        names = [n for n in backend_names() if n != "reference" and get_backend(n).unusable() is None]
+        metafunc.parametrize("backend", names)
+
+
+@pytest.fixture
+def device(request):
+    return request.config.getoption("--device")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(request, monkeypatch):
+    """Fill fresh floating memory with NaN, so that reading it before writing shows."""
+    if request.node.get_closest_marker("unpoisoned"):
+        return
+
+    def poison(new):
+        def empty(*args, **kwargs):
+            x = new(*args, **kwargs)
+            return x.fill_(float("nan")) if x.is_floating_point() and not x.requires_grad else x
+
+        return empty
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))

@@ -1,0 +1,106 @@
+"""Every backend against the specification: forward, state, statistics and every gradient."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swila.testing import VARIANTS, Shape, Variant, check_backend, make_call
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def assert_right(call, backend):
+    wrong = [check for check in check_backend(call, backend) if not check.ok]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(backend, device, name, dtype):
+    assert_right(make_call(VARIANTS[name], dtype=dtype, device=device), backend)
+
+
+@pytest.mark.parametrize("T", [1, 2, 15, 17, 31, 32, 33, 63, 65, 1000])
+@pytest.mark.parametrize("name", ["plain", "gated-temporal", "post-decay-value-temporal"])
+def test_lengths(backend, device, name, T):
+    shape = Shape(B=1, T=T, H=2, K=8, V=4, J=3)
+    assert_right(make_call(VARIANTS[name], shape, dtype=torch.float64, device=device), backend)
+
+
+@pytest.mark.parametrize("J", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize(("K", "V"), [(1, 1), (5, 3), (3, 12), (16, 1)])
+@pytest.mark.parametrize("name", ["temporal", "gated", "gated-value"])
+def test_sizes(backend, device, name, K, V, J):
+    call = make_call(VARIANTS[name], Shape(B=2, T=37, H=3, K=K, V=V, J=J), dtype=torch.float64, device=device)
+    assert_right(call, backend)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_packed(backend, device, name):
+    assert_right(make_call(VARIANTS[name], lengths=[3, 70, 1, 32, 33], dtype=torch.float64, device=device), backend)
+
+
+@pytest.mark.parametrize("name", ["plain", "gated-temporal"])
+def test_without_initial_state(backend, device, name):
+    assert_right(make_call(VARIANTS[name], initial_state=False, device=device), backend)
+
+
+def test_only_one_side_temporal(backend, device):
+    for variant in (Variant("head", key_temporal=True), Variant("value", query_temporal=True)):
+        assert_right(make_call(variant, dtype=torch.float64, device=device), backend)
+
+
+def test_strided_inputs(backend, device):
+    """Views out of a fused projection, and a time axis that is not the second in memory."""
+    call = make_call(VARIANTS["gated"], dtype=torch.float64, device=device)
+    fused = torch.cat([call["q"], call["k"]], -1).detach()
+    call["q"], call["k"] = (x.requires_grad_() for x in fused.chunk(2, -1))
+    call["v"] = call["v"].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    assert not call["q"].is_contiguous()
+    assert not call["v"].is_contiguous()
+    assert_right(call, backend)
+
+
+def test_long_sequence_in_float32(backend, device):
+    call = make_call(VARIANTS["gated-temporal"], Shape(B=1, T=2048, H=1, K=8, V=4, J=2), device=device)
+    assert_right(call, backend)
+
+
+variants = st.builds(
+    Variant,
+    decay=st.sampled_from([None, "key", "value", "head"]),
+    decay_order=st.sampled_from(["pre", "post"]),
+    key_temporal=st.booleans(),
+    query_temporal=st.booleans(),
+    normalize=st.booleans(),
+)
+shapes = st.builds(
+    Shape,
+    B=st.integers(1, 3),
+    T=st.integers(1, 80),
+    H=st.integers(1, 3),
+    K=st.integers(1, 9),
+    V=st.integers(1, 9),
+    J=st.integers(1, 6),
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    variant=variants,
+    shape=shapes,
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+    lengths=st.none() | st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    initial_state=st.booleans(),
+)
+def test_any_call(backend, device, variant, shape, dtype, seed, lengths, initial_state):
+    if dtype in (torch.bfloat16, torch.float16):
+        shape = replace(shape, T=min(shape.T, 40))
+    call = make_call(
+        variant, shape, dtype=dtype, seed=seed, lengths=lengths, initial_state=initial_state, device=device
+    )
+    assert_right(call, backend)

@@ -1,0 +1,79 @@
+"""Choosing a backend: the order, refusals, the one warning, and a new backend without touching an old one."""
+
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swila import register_backend, switching_delta_rule
+from swila.ops import backends
+from swila.ops.backends import choose_backend, get_backend
+from swila.ops.call import Inputs, Options, Problem
+from swila.testing import make_call
+
+
+@pytest.fixture
+def problem():
+    call = make_call()
+    x = Inputs(*(call[name] for name in ("q", "k", "v", "beta", "key_logits", "query_logits")))
+    return Problem.of(x, Options(), needs_grad=False)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr(backends, "_registered", {})
+    monkeypatch.setattr(backends, "_said", set())
+    return backends._registered
+
+
+def test_auto_takes_the_fastest(problem):
+    assert choose_backend("auto", problem).name == "blocked"
+
+
+def test_new_backend_goes_first_and_serves_calls(registry):
+    calls = []
+
+    def forward(x, options, save):
+        calls.append(x.q.shape)
+        return get_backend("blocked").forward(x, options, save)
+
+    register_backend(replace(get_backend("blocked"), name="mine", forward=forward))
+    call = make_call()
+    out = switching_delta_rule(**call).output
+    torch.testing.assert_close(out, switching_delta_rule(**call, backend="blocked").output)
+    assert calls == [call["q"].shape]
+    torch.autograd.grad(out.sum(), call["q"])
+
+
+def test_named_backend_never_falls_back(registry, problem):
+    register_backend(replace(get_backend("blocked"), name="picky", refuses=lambda p: f"K must be 64, got {p.K}"))
+    with pytest.raises(ValueError, match="backend 'picky' cannot serve this call: K must be 64, got 16"):
+        switching_delta_rule(**make_call(), backend="picky")
+    assert choose_backend("auto", problem).name == "blocked"
+    register_backend(replace(get_backend("blocked"), name="absent", unusable=lambda: "no such device"))
+    with pytest.raises(ValueError, match="backend 'absent' cannot serve this call: no such device"):
+        choose_backend("absent", problem)
+
+
+def test_slow_choice_on_a_gpu_is_said_once(registry, problem):
+    register_backend(replace(get_backend("blocked"), name="picky", refuses=lambda p: "K must be 64"))
+    with pytest.warns(UserWarning, match="'blocked' backend .* on cuda, which is slow there: picky: K must be 64"):
+        choose_backend("auto", replace(problem, device="cuda"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choose_backend("auto", replace(problem, device="cuda"))
+        choose_backend("blocked", replace(problem, device="cuda"))
+
+
+def test_import_needs_torch_alone():
+    code = (
+        "import sys, time; import torch; before = set(sys.modules); start = time.perf_counter(); import swila; "
+        "took = time.perf_counter() - start; new = {m.split('.')[0] for m in set(sys.modules) - before}; "
+        "assert not new & {'numpy', 'triton', 'typer', 'rich', 'transformers', 'matplotlib', 'numba', 'cuda'}, new; "
+        "assert 'swila.ops.blocked.backend' not in sys.modules; print(took)"
+    )
+    took = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert float(took) < 0.3

@@ -1,0 +1,66 @@
+"""Under torch.compile: one graph, forward and backward, any length; and the operators obey torch.library's rules."""
+
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from swila import switching_delta_rule, switching_delta_rule_step
+from swila.ops import library
+from swila.ops.call import Inputs, Options
+from swila.testing import VARIANTS, Shape, make_call
+from swila.testing.checks import leaves, results
+
+pytestmark = pytest.mark.unpoisoned
+COMPILER = "inductor" if shutil.which("c++") or shutil.which("g++") else "aot_eager"
+
+
+def run(call, backend):
+    out = switching_delta_rule(**call, return_state=True, routing_stats=True, backend=backend)
+    return [t * 2 for t in results(out).values()]
+
+
+@pytest.mark.parametrize("name", ["blocked", "reference", "auto"])
+@pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
+def test_fullgraph_with_dynamic_length(name, variant):
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=COMPILER)
+    for T in (40, 41, 100, 65):
+        call = make_call(VARIANTS[variant], Shape(B=2, T=T, H=2, K=8, V=4, J=3))
+        inputs = list(leaves(call).values())
+        eager, traced = run(call, name), compiled(call, name)
+        given = [torch.autograd.grad([t.sum() for t in out], inputs, allow_unused=True) for out in (eager, traced)]
+        for a, b in zip([*eager, *given[0]], [*traced, *given[1]], strict=True):
+            torch.testing.assert_close(a, b)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_fullgraph_packed_and_step():
+    torch._dynamo.reset()
+    call = make_call(VARIANTS["gated-temporal"], lengths=[5, 40, 3])
+    compiled = torch.compile(run, fullgraph=True, backend=COMPILER)
+    for a, b in zip(run(call, "blocked"), compiled(call, "blocked"), strict=True):
+        torch.testing.assert_close(a, b)
+    token = make_call(VARIANTS["gated-temporal"], Shape(T=1))
+    step = torch.compile(lambda x: switching_delta_rule_step(**x).output, fullgraph=True, backend=COMPILER)
+    torch.testing.assert_close(step(token), switching_delta_rule_step(**token).output)
+
+
+def test_no_gradient_keeps_nothing():
+    call = make_call(requires_grad=False)
+    x = Inputs(*(call[name] for name in ("q", "k", "v", "beta", "key_logits", "query_logits")))
+    assert len(torch.ops.swila.switching_delta_rule(*x, *Options(), False, "blocked")) == 1
+    assert library.call(x, Options(), "blocked").output.grad_fn is None
+
+
+@pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
+@pytest.mark.parametrize("name", ["blocked", "reference"])
+def test_opcheck(name, variant):
+    call = make_call(VARIANTS[variant], Shape(B=1, T=40, H=1, K=3, V=2, J=2))
+    inputs = leaves(call)
+    x = Inputs(**{field: inputs.get(field, inputs.get(f"initial_{field}")) for field in Inputs._fields})
+    torch.library.opcheck(
+        torch.ops.swila.switching_delta_rule.default, (*x, *Options(return_state=True, routing_stats=True), True, name)
+    )

@@ -1,0 +1,96 @@
+"""Values no one should train with: everything stays finite, gradients too."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from swila import switching_delta_rule
+from swila.testing import Shape, Variant, evaluate, make_call
+
+ALL = ["reference", "blocked"]
+SHAPE = Shape(B=1, T=70, H=2, K=16, V=8, J=4)
+DECAYS, ORDERS, EITHER = (None, "key", "value", "head"), ("pre", "post"), (False, True)
+EXTREME = [
+    Variant(decay, order, temporal, temporal, normalize)
+    for decay, order, temporal, normalize in product(DECAYS, ORDERS, EITHER, EITHER)
+]
+
+
+def extreme_call(variant, seed, dtype, shape=SHAPE):
+    """|δ| up to 1e4, decays down to e^-40 a token, β and gates of 0 and 1 and between, logits of ±80."""
+    call = make_call(variant, shape, dtype=dtype, requires_grad=False, initial_state=False)
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(name):
+        return torch.rand(call[name].shape, generator=generator, dtype=torch.float64)
+
+    sign = uniform("v").sub(0.5).sign()
+    call["v"] = sign * 10 ** (uniform("v") * 6 - 2)
+    for name in ("beta", "key_gate", "query_gate"):
+        if name in call:
+            call[name] = (3 * uniform(name) - 1).clamp(0, 1)
+    for name in ("key_logits", "query_logits"):
+        call[name] = 80 * uniform(name).sub(0.5).sign() * (uniform(name) < 0.7)
+    if variant.decay:
+        call["log_decay"] = -40 * uniform("log_decay") * (uniform("log_decay") < 0.5)
+    return {k: v.to(dtype).requires_grad_() if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_finite(name, dtype):
+    for variant, seed in product(EXTREME, range(2)):
+        found = evaluate(extreme_call(variant, seed, dtype), name)
+        bad = [what for what, t in found.items() if not t.isfinite().all()]
+        assert not bad, (variant, seed, bad)
+
+
+@pytest.mark.parametrize("variant", EXTREME[::3], ids=str)
+def test_outputs_agree(variant):
+    """Where roundings decide between mixtures runs may part, but in float64 that is rare enough to compare."""
+    call = extreme_call(variant, 3, torch.float64, Shape(B=1, T=40, H=1, K=8, V=4, J=3))
+    reference, blocked = (switching_delta_rule(**call, backend=name).output for name in ALL)
+    torch.testing.assert_close(reference, blocked, atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("decay", ["key", "value", "head"])
+def test_gradient_of_a_strong_decay_is_small_not_noise(name, decay):
+    """α = e^-40 forgets everything: the gradient of its logarithm is of that size, and comes out so."""
+    call = make_call(Variant(decay), Shape(B=1, T=40, H=1, K=4, V=4, J=2), dtype=torch.float32)
+    call["log_decay"] = torch.full_like(call["log_decay"], -40.0).requires_grad_()
+    (grad,) = torch.autograd.grad(switching_delta_rule(**call, backend=name).output.square().sum(), call["log_decay"])
+    assert 0 < grad.abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_weak_decay_after_a_strong_one_keeps_its_precision(name):
+    call = make_call(Variant("key"), Shape(B=1, T=32, H=1, K=4, V=4, J=2), dtype=torch.float32, requires_grad=False)
+    call["log_decay"][:, ::8] = -1000.0
+    call["log_decay"][:, 1::8] = -1e-3
+    double = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+    double["initial_state"] = type(call["initial_state"])(call["initial_state"].W.double())
+    truth = switching_delta_rule(**double, backend="reference").output
+    found = switching_delta_rule(**call, backend=name).output
+    assert ((found - truth).norm() / truth.norm()) < 1e-6
+
+
+def test_two_hundred_thousand_tokens():
+    T, half = 200_000, 100_000
+    call = make_call(
+        Variant("key", key_temporal=True, query_temporal=True),
+        Shape(B=1, T=T, H=1, K=4, V=4, J=2),
+        initial_state=False,
+        requires_grad=False,
+    )
+    whole = switching_delta_rule(**call, return_state=True, backend="blocked")
+    assert whole.output.isfinite().all()
+    parts, state = [], None
+    for tokens in (slice(0, half + 7), slice(half + 7, T)):
+        part = {k: v[:, tokens] if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+        out = switching_delta_rule(**part, initial_state=state, return_state=True, backend="blocked")
+        parts.append(out.output)
+        state = out.state
+    torch.testing.assert_close(torch.cat(parts, 1), whole.output, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(state.W, whole.state.W, atol=1e-4, rtol=1e-4)
