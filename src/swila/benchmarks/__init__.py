@@ -1,0 +1,1 @@
+"""Benchmarks: always side by side in one run, never of something that is wrong."""

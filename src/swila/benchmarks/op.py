@@ -1,0 +1,146 @@
+"""The backends of the operation side by side: checked first, then timed in turns."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from swila.ops import switching_delta_rule
+from swila.ops.backends import Backend, all_backends, get_backend, why_not
+from swila.ops.call import PER_TOKEN, Inputs, Options, Problem
+from swila.testing import Check, Shape, Variant, check_backend, make_call
+from swila.testing.checks import leaves
+
+CHECKED_TOKENS = 80  # two chunks and a half: enough to be wrong in
+
+
+class Row(NamedTuple):
+    """What was found about one backend; no times where it was refused."""
+
+    backend: str
+    refused: str | None
+    forward_ms: float | None = None
+    total_ms: float | None = None
+    peak_bytes: int | None = None
+    worst_check: str | None = None
+
+
+def benchmark(
+    shape: Shape,
+    variant: Variant,
+    dtype: torch.dtype,
+    device: str,
+    names: list[str] | None = None,
+    repeats: int = 5,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """Check every backend against the specification, then time forward and forward + backward of the right ones.
+
+    The backends take turns within each repeat, and the order rotates, so that a slow moment of the machine hits all
+    alike; times are medians. Peak memory is that of one forward + backward beyond what was there before.
+    """
+    call = make_call(variant, shape, dtype=dtype, device=device, initial_state=False)
+    rows, right = [], []
+    for backend in [get_backend(name) for name in names] if names else list(all_backends()):
+        progress(f"checking {backend.name}")
+        reason, worst = verdict(backend, call, shape, variant, dtype, device)
+        rows.append(Row(backend.name, reason, worst_check=worst))
+        if reason is None:
+            right.append(backend.name)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in right}
+    peaks = {}
+    for name in right:
+        progress(f"warming up {name}")
+        peaks[name] = peak_memory(lambda name=name: run(call, name), device)  # type: ignore[misc]
+    for repeat in range(repeats):
+        for name in right[repeat % max(len(right), 1) :] + right[: repeat % max(len(right), 1)]:
+            progress(f"timing {name}, {repeat + 1} of {repeats}")
+            times[name].append(run(call, name))
+    return [
+        row
+        if row.refused
+        else row._replace(
+            forward_ms=1e3 * median(forward for forward, _ in times[row.backend]),
+            total_ms=1e3 * median(total for _, total in times[row.backend]),
+            peak_bytes=peaks[row.backend],
+        )
+        for row in rows
+    ]
+
+
+def verdict(
+    backend: Backend, call: dict[str, Any], shape: Shape, variant: Variant, dtype: torch.dtype, device: str
+) -> tuple[str | None, str | None]:
+    """Why a backend is not to be timed (None if it is), and its worst check."""
+    x = Inputs.of(call.get(name) for name in PER_TOKEN)
+    problem = Problem.of(x, Options(variant.decay_order, variant.normalize), needs_grad=True)
+    if reason := why_not(backend, problem):
+        return reason, None
+    short = make_call(variant, replace(shape, B=1, T=min(shape.T, CHECKED_TOKENS)), dtype=dtype, device=device)
+    checks = check_backend(short, backend.name)
+    worst = max(checks, key=lambda check: check.error / check.allowed if check.error == check.error else float("inf"))
+    text = describe(worst)
+    return (None if all(check.ok for check in checks) else f"wrong: {text}"), text
+
+
+def describe(check: Check) -> str:
+    """A check in a few words."""
+    return f"{check.name} off by {check.error:.1e}, {check.allowed:.1e} allowed"
+
+
+def run(call: dict[str, Any], backend: str) -> tuple[float, float]:
+    """Seconds of a forward, and of a forward + backward."""
+    inputs = list(leaves(call).values())
+    start = now(inputs)
+    output = switching_delta_rule(**call, backend=backend).output
+    middle = now(inputs)
+    torch.autograd.grad(output, inputs, torch.ones_like(output))
+    return middle - start, now(inputs) - start
+
+
+def now(tensors: list[Tensor]) -> float:
+    """The time when the device has done all it was given."""
+    if tensors[0].is_cuda:
+        torch.cuda.synchronize(tensors[0].device)
+    return time.perf_counter()
+
+
+def peak_memory(work: Callable[[], object], device: str) -> int | None:
+    """Bytes that a piece of work takes at its peak, beyond what was there; None where the system does not tell."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # give back what was freed, or the work would take it unseen
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        before = _resident("VmRSS")
+        work()
+        return _resident("VmHWM") - before
+    except (OSError, AttributeError):
+        work()
+        return None
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def input_bytes(shape: Shape, variant: Variant, dtype: torch.dtype) -> int:
+    """Bytes of the inputs of a call and their gradients."""
+    call = make_call(variant, replace(shape, B=1, T=1), dtype=dtype, initial_state=False)
+    return 2 * shape.T * shape.B * sum(t.numel() * t.element_size() for t in leaves(call).values())

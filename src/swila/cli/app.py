@@ -1,0 +1,22 @@
+"""The commands and their help; each imports what it needs when it runs, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import typer
+
+from swila.cli.bench import bench
+from swila.cli.demo import demo
+from swila.cli.doctor import doctor
+from swila.cli.info import info
+
+app = typer.Typer(
+    help="Switching linear attention: inspect this machine, check the kernels, measure them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(info)
+app.command()(doctor)
+app.add_typer(bench, name="bench")
+app.command()(demo)

@@ -1,0 +1,94 @@
+"""``swila bench``: measurements, side by side in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swila.cli.options import fail, one_line_errors, parse_device, parse_dtype, parse_shape, parse_variant
+
+bench = typer.Typer(help="Measure: always side by side in one run, and nothing that is wrong.", no_args_is_help=True)
+
+
+@bench.callback()
+def _bench() -> None:
+    """Measure: always side by side in one run, and nothing that is wrong."""
+
+
+@bench.command()
+def op(
+    shape: Annotated[str, typer.Option(help="Sizes of the call.")] = "B4 T1024 H4 K64 V64 J4",
+    variant: Annotated[str, typer.Option(help="Form of the recurrence: plain, temporal, gated, ...")] = "plain",
+    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Of the inputs: float32, bfloat16, float16, float64.")] = "float32",
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Backend to time; repeat for several. Default: all.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Turns of each backend; times are medians.", min=1)] = 5,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/op-DEVICE.json")
+    ] = None,
+) -> None:
+    """Time the backends of the operation, forward and forward + backward.
+
+    Each is first checked against the specification in float64; one that is wrong is not timed, and the exit status is
+    then 1. Results go to a JSON file with the hardware, versions and commit they belong to.
+    """
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from swila.benchmarks.op import benchmark, input_bytes
+    from swila.environment import environment
+
+    path = out or Path("runs/bench") / f"op-{device.replace(':', '')}.json"
+    with one_line_errors():
+        sizes, form, kind = parse_shape(shape), parse_variant(variant), parse_dtype(dtype)
+        parse_device(device)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            fail(f"out must be a file, got the directory {path}")
+        console = Console()
+        with console.status("starting") as status:
+            rows = benchmark(sizes, form, kind, device, backend, repeats, status.update)
+
+    timed = [row for row in rows if row.total_ms is not None]
+    slowest = max((row.total_ms for row in timed if row.total_ms), default=0)
+    size = input_bytes(sizes, form, kind)
+    table = Table(title=f"{variant}, {sizes}, {dtype}, {device}", title_justify="left", box=None)
+    for heading in (
+        "backend",
+        "forward ms",
+        "forward + backward ms",
+        "times faster",
+        "peak memory / inputs and gradients",
+    ):
+        table.add_column(heading, header_style="bold", justify="left" if heading == "backend" else "right")
+    for row in rows:
+        if row.forward_ms is None or row.total_ms is None:
+            table.add_row(row.backend, f"[red]{row.refused}[/]")
+            continue
+        peak = "" if row.peak_bytes is None else f"{row.peak_bytes / size:.2f}"
+        table.add_row(
+            row.backend, f"{row.forward_ms:.1f}", f"{row.total_ms:.1f}", f"{slowest / row.total_ms:.1f}", peak
+        )
+    console.print(table)
+    record = {
+        "benchmark": "op",
+        "environment": environment(),
+        "shape": asdict(sizes),
+        "variant": {"name": variant, **asdict(form)},
+        "dtype": dtype,
+        "device": device,
+        "repeats": repeats,
+        "bytes_of_inputs_and_gradients": size,
+        "rows": [row._asdict() for row in rows],
+    }
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    console.print(f"written to {path}")
+    if any(row.refused and row.refused.startswith("wrong") for row in rows):
+        raise SystemExit(1)

@@ -1,0 +1,73 @@
+"""Options that several commands share, and errors in one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import torch
+
+    from swila.testing import Shape, Variant
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def fail(message: str) -> NoReturn:
+    """End the command with one line on standard error and status 2."""
+    print(f"swila: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn the errors a user can cause into one line each."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
+def parse_device(text: str) -> str:
+    """A device that is there."""
+    import torch
+
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {text!r} cannot be used here: {reason}") from None
+    return text
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """A dtype by its name in torch."""
+    import torch
+
+    if text not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {text!r}")
+    return getattr(torch, text)
+
+
+def parse_variant(text: str) -> Variant:
+    """A named variant of the recurrence."""
+    from swila.testing import VARIANTS
+
+    if text not in VARIANTS:
+        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {text!r}")
+    return VARIANTS[text]
+
+
+def parse_shape(text: str) -> Shape:
+    """Sizes as in ``B4 T1024 H4 K64 V64 J4``, in any order, with the rest at their defaults."""
+    from swila.testing import Shape
+
+    sizes = re.findall(r"([A-Za-z]+)(\d+)", text)
+    rest = re.sub(r"([A-Za-z]+)(\d+)", "", text).strip(" ,x")
+    if rest or not sizes or any(name not in Shape.__dataclass_fields__ or int(size) < 1 for name, size in sizes):
+        raise ValueError(f"shape must be sizes such as 'B4 T1024 H4 K64 V64 J4', got {text!r}")
+    return Shape(**{name: int(size) for name, size in sizes})

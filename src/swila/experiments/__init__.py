@@ -1,0 +1,1 @@
+"""Experiments: what the layer and its operation can do, measured."""
