@@ -7,3 +7,5 @@ from swila.testing.cases import make_call as make_call
 from swila.testing.checks import Check as Check
 from swila.testing.checks import check_backend as check_backend
 from swila.testing.checks import evaluate as evaluate
+from swila.testing.examination import Examination as Examination
+from swila.testing.examination import examine as examine

@@ -7,6 +7,7 @@ the recurrence's own arithmetic.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,14 @@ class Check(NamedTuple):
     def ok(self) -> bool:
         """Whether the error is within bounds; not so for NaN."""
         return self.error <= self.allowed
+
+    @property
+    def severity(self) -> float:
+        """The error as a share of what is allowed, infinite for NaN."""
+        return math.inf if math.isnan(self.error) else self.error / self.allowed
+
+    def __str__(self) -> str:
+        return f"{self.name} off by {self.error:.1e}, {self.allowed:.1e} allowed"
 
 
 def leaves(call: dict[str, Any]) -> dict[str, Tensor]:
