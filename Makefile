@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format clean
+.PHONY: help run test lint format tables clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ lint: $(READY)  ## style and types, as CI checks them
 
 format: $(READY)  ## rewrite to the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+tables: $(READY)  ## rewrite the README's tables from results/
+	@$(BIN)/python -m swila.benchmarks.tables
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

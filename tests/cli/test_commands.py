@@ -129,7 +129,7 @@ def test_demo(run):
     assert "map " in result.output
 
 
-def test_help_is_there_without_torch():
+def test_help_names_the_commands():
     code = "import sys; from swila.cli.app import app; app(['--help'], standalone_mode=False)"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     for command in ("info", "doctor", "bench", "demo"):

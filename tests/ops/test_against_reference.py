@@ -1,5 +1,6 @@
 """Every backend against the specification: forward, state, statistics and every gradient."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from swila import switching_delta_rule
 from swila.testing import VARIANTS, Shape, Variant, check_backend, make_call
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -61,6 +63,48 @@ def test_strided_inputs(backend, device):
     call["v"] = call["v"].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
     assert not call["q"].is_contiguous()
     assert not call["v"].is_contiguous()
+    assert_right(call, backend)
+
+
+@pytest.mark.parametrize("name", ["temporal", "gated", "gated-value"])
+def test_strided_states_and_their_gradients(backend, name):
+    """A cache may keep its states in any layout, and a loss may send back gradients in any."""
+    call = make_call(VARIANTS[name], dtype=torch.float64)
+    expected = switching_delta_rule(**call, return_state=True, backend="reference")
+    state = type(call["initial_state"])(
+        *(None if t is None else t.detach().mT.contiguous().mT.requires_grad_() for t in call["initial_state"])
+    )
+    found = switching_delta_rule(**call | {"initial_state": state}, return_state=True, backend=backend)
+    weight = torch.randn(2, 2, 4, 16, 16, dtype=torch.float64).mT
+    for ours, theirs in zip(
+        torch.autograd.grad(found.state.W, [call["k"], state.W], weight),
+        torch.autograd.grad(expected.state.W, [call["k"], call["initial_state"].W], weight),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["temporal", "gated-temporal"])
+def test_many_short_sequences_beside_a_long_one(backend, device, name):
+    call = make_call(VARIANTS[name], lengths=[1] * 20 + [3] * 5 + [90] + [20, 33], dtype=torch.float64, device=device)
+    assert_right(call, backend)
+
+
+def test_ruled_out_mixtures(backend, device):
+    """A logit of -inf takes a mixture out: no NaN, and nothing reaches it."""
+    call = make_call(VARIANTS["gated"], dtype=torch.float64, device=device)
+    for logits in ("key_logits", "query_logits"):
+        masked = call[logits].detach().clone()
+        masked[:, :, :, 0] = -math.inf
+        call[logits] = masked.requires_grad_()
+    assert_right(call, backend)
+
+
+def test_responsibilities_of_zero_in_the_initial_state(backend, device):
+    call = make_call(VARIANTS["temporal"], dtype=torch.float64, device=device)
+    one_hot = torch.zeros_like(call["initial_state"].r)
+    one_hot[:, :, 1] = 1
+    call["initial_state"] = call["initial_state"]._replace(r=one_hot.requires_grad_())
     assert_right(call, backend)
 
 

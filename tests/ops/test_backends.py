@@ -68,6 +68,28 @@ def test_slow_choice_on_a_gpu_is_said_once(registry, problem):
         choose_backend("blocked", replace(problem, device="cuda"))
 
 
+def test_names_are_unique_and_auto_is_taken(registry):
+    register_backend(get_backend("blocked"))
+    assert backends.backend_names() == ["blocked", "reference"]
+    with pytest.raises(ValueError, match="got 'auto'"):
+        register_backend(replace(get_backend("blocked"), name="auto"))
+
+
+def test_forward_mode_is_refused_or_right():
+    call = make_call(requires_grad=False, initial_state=False)
+    tangent = torch.ones_like(call["v"])
+
+    def output(v, name):
+        return switching_delta_rule(**call | {"v": v}, backend=name).output
+
+    with pytest.raises(ValueError, match="backend 'blocked' has no forward-mode derivative"):
+        torch.func.jvp(lambda v: output(v, "blocked"), (call["v"],), (tangent,))
+    _, found = torch.func.jvp(lambda v: output(v, "reference"), (call["v"],), (tangent,))
+    h = 1e-3
+    difference = (output(call["v"] + h, "reference") - output(call["v"] - h, "reference")) / (2 * h)
+    torch.testing.assert_close(found, difference, atol=1e-2, rtol=1e-2)
+
+
 def test_import_needs_torch_alone():
     code = (
         "import sys, time; import torch; before = set(sys.modules); start = time.perf_counter(); import swila; "

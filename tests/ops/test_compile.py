@@ -37,6 +37,22 @@ def test_fullgraph_with_dynamic_length(name, variant):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("name", ["blocked", "reference"])
+def test_permuted_inputs(name):
+    """Strides of results and gradients are those the tracer was told, whatever the inputs' are."""
+    torch._dynamo.reset()
+    call = make_call(VARIANTS["temporal"], Shape(B=1, T=40, H=2, K=8, V=4, J=3))
+    call["beta"] = call["beta"].detach().mT.contiguous().mT.requires_grad_()
+    call["q"] = call["q"].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    state = call["initial_state"]
+    call["initial_state"] = state._replace(W=state.W.detach().mT.contiguous().mT.requires_grad_())
+    inputs = list(leaves(call).values())
+    compiled = torch.compile(run, fullgraph=True, backend=COMPILER)
+    given = [torch.autograd.grad([t.sum() for t in f(call, name)], inputs, allow_unused=True) for f in (run, compiled)]
+    for a, b in zip(*given, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_fullgraph_packed_and_step():
     torch._dynamo.reset()
     call = make_call(VARIANTS["gated-temporal"], lengths=[5, 40, 3])

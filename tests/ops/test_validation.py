@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from swila import SwitchingState, set_value_checks, switching_delta_rule
+from swila import SwitchingState, set_value_checks, switching_delta_rule, switching_delta_rule_step
 from swila.testing import VARIANTS, Shape, make_call
 
 SHAPE = Shape(B=2, T=8, H=2, K=4, V=3, J=2)
@@ -54,6 +54,14 @@ BAD = {
         "log_decay must be [B, T, H, J, 1, K] = [2, 8, 2, 2, 1, 4] (per key dim), [B, T, H, J, V, 1] = "
         "[2, 8, 2, 2, 3, 1] (per output dim) or [B, T, H, J, 1, 1] = [2, 8, 2, 2, 1, 1] (per head), "
         "got shape [2, 8, 2, 2, 3, 4]",
+    ),
+    "no k": (call(k=None), "k must be a torch.Tensor, got NoneType"),
+    "no logits": (call(key_logits=None), "key_logits must be a torch.Tensor, got NoneType"),
+    "sparse": (call(beta=zeros(2, 8, 2, 2, 3).to_sparse()), "beta must be a dense (strided) tensor, got layout torch.sparse_coo"),
+    "state without W": (call(initial_state=(None, None, None)), "initial_state.W must be a torch.Tensor, got None"),
+    "beta above one beside NaN": (
+        call(beta=torch.tensor([1.5, float("nan"), 0.5]).expand(2, 8, 2, 2, 3)),
+        "beta must have values within [0, 1], got values from 0 to 1.5",
     ),
     "not a tensor": (call(v=[1.0]), "v must be a torch.Tensor, got list"),
     "integers": (call(q=zeros(2, 8, 2, 4, dtype=torch.int64)), "q must be float32, bfloat16, float16 or float64, got torch.int64"),
@@ -117,6 +125,29 @@ def test_bad_input(name, case):
 def test_unknown_backend():
     with pytest.raises(ValueError, match="backend must be 'auto' or one of 'blocked', 'reference', got 'cudnn'"):
         switching_delta_rule(**call(), backend="cudnn")
+
+
+@pytest.mark.parametrize("name", ["reference", "blocked"])
+def test_bounds_of_packed_sequences_are_always_checked(name, monkeypatch):
+    """Both bring them to the host anyway; unchecked they would leave outputs unwritten."""
+    from swila.ops import validation
+
+    monkeypatch.setattr(validation, "_value_checks", "never")
+    with pytest.raises(ValueError, match="cu_seqlens must start at 0 and end at T = 8"):
+        switching_delta_rule(**packed([0, 3, 6]), backend=name)
+
+
+def test_step_names_the_tensor_with_a_time_axis_too_many():
+    token = {k: v[:, 0] if isinstance(v, torch.Tensor) else v for k, v in call().items()}
+    token["v"] = call()["v"][:, :1]
+    with pytest.raises(ValueError, match=r"v must have no time axis, as q has none: rank 3, got shape \[2, 1, 2, 3\]"):
+        switching_delta_rule_step(**token)
+
+
+@pytest.mark.parametrize("value", [["blocked"], None, 3])
+def test_backend_must_be_a_name(value):
+    with pytest.raises(ValueError, match="backend must be 'auto' or one of"):
+        switching_delta_rule(**call(), backend=value)
 
 
 def test_unknown_argument():

@@ -1,4 +1,4 @@
-"""The commands and their help; each imports what it needs when it runs, so that ``--help`` is instant."""
+"""The commands and their help; each imports what it needs when it runs."""
 
 from __future__ import annotations
 

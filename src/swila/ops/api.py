@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from swila.ops import library
 from swila.ops.backends import choose_backend
-from swila.ops.call import Inputs, Options, Problem, Results, needs_grad
+from swila.ops.call import PER_TOKEN, Inputs, Options, Problem, Results, needs_grad
 from swila.ops.types import SwitchingOutput, SwitchingState
 from swila.ops.validation import as_state, check_call, check_values
 
@@ -51,7 +52,7 @@ def switching_delta_rule(
         key_logits: log-prior of the responsibilities up to a constant over j, ``[B, T, H, J, V]``.
         query_logits: the same for the mix at retrieval, ``[B, T, H, J, V]``.
         log_decay: ``log α <= 0``; ``[B, T, H, J, 1, K]`` per key dim, ``[B, T, H, J, V, 1]`` per output dim or
-            ``[B, T, H, J, 1, 1]`` per head.
+            ``[B, T, H, J, 1, 1]`` per head (and mixture).
         key_gate: temporal gate of the prior in [0, 1], ``[B, T, H, V]``.
         query_gate: temporal gate of the mix in [0, 1], ``[B, T, H, V]``.
         decay_order: ``"pre"`` takes prediction errors at the decayed state, ``"post"`` at the state before it.
@@ -68,7 +69,8 @@ def switching_delta_rule(
         every floating input and the initial state.
 
     The state and all recurrence arithmetic are float32 (float64 for float64 inputs); the output has the dtype of
-    ``v``. Inputs that break the contract raise a ValueError; see also :func:`swila.set_value_checks`.
+    ``v``. Inputs that break the contract raise a ValueError; see also :func:`swila.set_value_checks`. Second
+    derivatives, forward-mode derivatives and ``torch.func`` transforms need ``backend="reference"``.
     """
     x = Inputs(
         q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate, *as_state(initial_state), cu_seqlens
@@ -101,6 +103,11 @@ def switching_delta_rule_step(
     tokens = [q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate]
     has_time = not isinstance(q, Tensor) or q.ndim != 3
     if not has_time:
+        for name, t in zip(PER_TOKEN, tokens, strict=True):
+            rank = {"log_decay": 5, "beta": 4, "key_logits": 4, "query_logits": 4}.get(name, 3)
+            if isinstance(t, Tensor) and t.ndim != rank:
+                shape = list(t.shape)
+                raise ValueError(f"{name} must have no time axis, as q has none: rank {rank}, got shape {shape}")
         tokens = [t.unsqueeze(1) if isinstance(t, Tensor) else t for t in tokens]
     elif isinstance(q, Tensor) and q.ndim == 4 and q.shape[1] != 1:
         raise ValueError(f"q must be one token, [B, 1, H, K] or [B, H, K], got shape {list(q.shape)}")
@@ -117,6 +124,11 @@ def _run(x: Inputs, options: Options, backend: str, step: bool = False) -> Resul
     chosen = choose_backend(backend, Problem.of(x, options, needs_grad(x)), step)
     forward = chosen.step if step and chosen.step is not None else chosen.differentiable
     if forward is None:
+        if any(t is not None and unpack_dual(t).tangent is not None for t in x):
+            raise ValueError(
+                f"backend {chosen.name!r} has no forward-mode derivative, got an input with a tangent: "
+                "use backend='reference'"
+            )
         return library.call(x, options, chosen.name)
     check_values(x)
     return forward(x, options)

@@ -58,20 +58,22 @@ class Backend:
 
 
 def register_backend(backend: Backend) -> None:
-    """Add a backend, ahead of the built-in ones when ``auto`` chooses."""
+    """Add a backend, ahead of the built-in ones when ``auto`` chooses; one of a known name takes its place."""
+    if backend.name == "auto":
+        raise ValueError("name must be a name of the backend's own, got 'auto'")
     _registered[backend.name] = backend
 
 
 def backend_names() -> list[str]:
     """All backends, in the order in which ``auto`` tries them."""
-    return [*_registered, *_MODULES]
+    return list(dict.fromkeys([*_registered, *_MODULES]))
 
 
 def get_backend(name: str) -> Backend:
     """The backend of that name, or a ValueError that lists them."""
-    if name in _registered:
+    if isinstance(name, str) and name in _registered:
         return _registered[name]
-    if name not in _MODULES:
+    if not isinstance(name, str) or name not in _MODULES:
         raise ValueError(f"backend must be 'auto' or one of {', '.join(map(repr, backend_names()))}, got {name!r}")
     return importlib.import_module(_MODULES[name]).BACKEND
 

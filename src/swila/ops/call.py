@@ -7,6 +7,7 @@ N sequences (B, or the number of packed ones).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -59,6 +60,13 @@ DIFFERENTIABLE = PER_TOKEN + STATE
 def needs_grad(x: Inputs) -> bool:
     """Whether autograd will want a backward of this call."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:-1])
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """The recurrence keeps its own precision, whatever the caller's autocast."""
+    if not torch.amp.autocast_mode.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 class Options(NamedTuple):

@@ -57,7 +57,9 @@ def _forward(*args) -> list[Tensor]:
     x, options, (save, backend) = _split(args)
     check_values(x)
     results, saved = _choose(x, options, save, backend).forward(x, options, save)
-    return _given(results) + saved
+    names = _present(x, options)
+    assert names == [name for name, value in results._asdict().items() if value is not None]
+    return [getattr(results, name).contiguous() for name in names] + saved  # strides as the tracer was told
 
 
 @torch.library.impl(_library, "switching_delta_rule_backward", "CompositeExplicitAutograd")
@@ -65,7 +67,7 @@ def _backward(*args) -> list[Tensor]:
     x, options, (backend, saved, given) = _split(args)
     grads = Results(**{**dict.fromkeys(Results._fields), **dict(zip(_present(x, options), given, strict=True))})
     computed = _choose(x, options, True, backend).backward(x, options, saved, grads)
-    return [computed[name] for name in DIFFERENTIABLE if getattr(x, name) is not None]
+    return [computed[name].contiguous() for name in DIFFERENTIABLE if getattr(x, name) is not None]
 
 
 @torch.library.register_fake("swila::switching_delta_rule", lib=_library)

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from swila.ops.backends import Backend
-from swila.ops.call import DIFFERENTIABLE, STATE, Inputs, Options, Results
+from swila.ops.call import DIFFERENTIABLE, STATE, Inputs, Options, Results, without_autocast
+from swila.ops.validation import check_cu_seqlens
 
 
 def token_loop(x: Inputs, options: Options) -> Results:
@@ -41,7 +42,8 @@ def token_loop(x: Inputs, options: Options) -> Results:
     J, V = x.beta.shape[3:]
     tiny = torch.finfo(x.q.dtype).tiny  # what a probability that has underflowed counts as
     W = x.q.new_zeros(B, H, J, V, K) if x.W is None else x.W
-    log_r = x.q.new_full((B, H, J, V), 1 / J).log() if x.r is None else x.r.clamp_min(tiny).log()
+    r = x.q.new_full((B, H, J, V), 1 / J) if x.r is None else x.r
+    log_r: Tensor | None = None
     rho = x.q.new_full((B, H, J, V), 1 / J) if x.rho is None else x.rho
     log_pi_k = x.key_logits.log_softmax(3)
     log_pi_q = x.query_logits.log_softmax(3)
@@ -57,7 +59,11 @@ def token_loop(x: Inputs, options: Options) -> Results:
 
         log_p = log_pi_k[:, t]
         if x.key_gate is not None:
-            log_p = _log_blend(log_r, log_p, x.key_gate[:, t, :, None, :])
+            g = x.key_gate[:, t, :, None, :]
+            if log_r is None:
+                log_p = _bounded(torch.lerp(r, log_p.exp(), g)).clamp_min(tiny).log()
+            else:
+                log_p = _log_blend(log_r, log_p, g)
         log_r = log_p - 0.5 * delta.square()
         if options.normalize:
             log_r = log_r.log_softmax(2)
@@ -74,7 +80,8 @@ def token_loop(x: Inputs, options: Options) -> Results:
         outputs.append((rho * (W * q).sum(-1)).sum(2))
 
         if options.routing_stats:
-            token = r, -(r * log_r).sum(2), rho, -(rho * log_rho).sum(2)
+            least = math.log(tiny)  # a mixture ruled out by a logit of -inf has no part in the entropy
+            token = r, -(r * log_r.clamp_min(least)).sum(2), rho, -(rho * log_rho.clamp_min(least)).sum(2)
             parts = [part.sum(0) for part in token]
             sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else parts
 
@@ -87,7 +94,7 @@ def differentiable_forward(x: Inputs, options: Options) -> Results:
     """The operation under autograd: full precision inside, packed sequences one after another."""
     dtype = x.v.dtype
     tokens = x.q.shape[0] * x.q.shape[1]
-    with torch.autocast(x.q.device.type, enabled=False):
+    with without_autocast(x.q.device):
         x = Inputs.of([*(None if t is None else t.to(x.compute_dtype) for t in x[:-1]), x.cu_seqlens])
         if x.cu_seqlens is None:
             results = token_loop(x, options)
@@ -123,12 +130,18 @@ def _gradients(x: Inputs, options: Options, grads: Results, stream: torch.cuda.S
 
 def _log_blend(log_r: Tensor, log_pi: Tensor, g: Tensor) -> Tensor:
     """``log((1 - g) r + g π)`` by logarithms, so that its derivatives in them stay within [0, 1]."""
-    least, steepest = math.log(torch.finfo(g.dtype).tiny), torch.finfo(g.dtype).max ** 0.75
-    log_r, log_pi, g = log_r.clamp_min(least), log_pi.clamp_min(least), g.expand_as(log_r)
-    if g.requires_grad:  # in g they are as large as r / π and π / r
-        g.register_hook(lambda grad: None if grad is None else grad.clamp(-steepest, steepest))
+    least = math.log(torch.finfo(g.dtype).tiny)
+    log_r, log_pi, g = log_r.clamp_min(least), log_pi.clamp_min(least), _bounded(g.expand_as(log_r))
     most = torch.maximum((1 - g).log() + log_r, g.log() + log_pi).detach()
     return most + ((1 - g) * (log_r - most).exp() + g * (log_pi - most).exp()).log()
+
+
+def _bounded(probability: Tensor) -> Tensor:
+    """The same, with a derivative that stays finite: it grows as the inverse of the probability."""
+    if probability.requires_grad:
+        steepest = torch.finfo(probability.dtype).max ** 0.75
+        probability.register_hook(lambda grad: None if grad is None else grad.clamp(-steepest, steepest))
+    return probability
 
 
 def _sequences(x: Inputs, cu_seqlens: Tensor) -> list[Inputs]:
@@ -137,8 +150,10 @@ def _sequences(x: Inputs, cu_seqlens: Tensor) -> list[Inputs]:
             return None
         return tensor[i : i + 1] if name in STATE else tensor[:, begin:end]
 
-    bounds = enumerate(pairwise(cu_seqlens.tolist()))
-    return [Inputs.of(cut(name, t, i, *ends) for name, t in x._asdict().items()) for i, ends in bounds]
+    ends = cu_seqlens.tolist()
+    check_cu_seqlens(ends, x.q.shape[1])
+    bounds = enumerate(pairwise(ends))
+    return [Inputs.of(cut(name, t, i, *pair) for name, t in x._asdict().items()) for i, pair in bounds]
 
 
 def _join(parts: list[Results]) -> Results:

@@ -24,7 +24,7 @@ class SwitchingState(NamedTuple):
 
 
 class RoutingStats(NamedTuple):
-    """Sums over all tokens from which load balancing and router diagnostics follow.
+    """Means over all tokens, from which load balancing and router diagnostics follow.
 
     Attributes:
         key_usage: mean of the responsibilities ``r`` over batch and time, ``[H, J, V]``.

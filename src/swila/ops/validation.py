@@ -43,8 +43,12 @@ def check_call(x: Inputs, options: Options) -> None:
     """Raise ValueError unless shapes, dtypes, devices and options are those of the contract."""
     _check_options(options)
     for name, tensor in x._asdict().items():
-        if tensor is not None and not isinstance(tensor, Tensor):
+        if tensor is None and name in Inputs._field_defaults:
+            continue
+        if not isinstance(tensor, Tensor):
             raise ValueError(f"{_public(name)} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{_public(name)} must be a dense (strided) tensor, got layout {tensor.layout}")
     for name, tensor, shape in (("q", x.q, "[B, T, H, K]"), ("beta", x.beta, "[B, T, H, J, V]")):
         rank = shape.count(",") + 1
         if tensor.ndim != rank or 0 in tensor.shape:
@@ -67,12 +71,12 @@ def check_values(x: Inputs) -> None:
     if when == "never" or (when == "cpu" and x.q.device.type != "cpu"):
         return
     if x.cu_seqlens is not None:
-        _check_cu_seqlens(x.cu_seqlens, x.q.shape[1])
+        check_cu_seqlens(x.cu_seqlens.tolist(), x.q.shape[1])
     for name, low, high in (("beta", 0, 1), ("log_decay", None, 0), ("key_gate", 0, 1), ("query_gate", 0, 1)):
         tensor = getattr(x, name)
         if tensor is None:
             continue
-        least, most = (bound.item() for bound in torch.aminmax(tensor.detach()))
+        least, most = _range(tensor)
         if most > high or (low is not None and least < low):
             needed = f"at most {high}" if low is None else f"within [{low}, {high}]"
             raise ValueError(f"{name} must have values {needed}, got values from {least:g} to {most:g}")
@@ -82,8 +86,10 @@ def as_state(initial_state: SwitchingState | None) -> tuple[Tensor | None, Tenso
     """The parts of an initial state; any 3-tuple will do, as caches keep plain tuples."""
     if initial_state is None:
         return None, None, None
-    if not isinstance(initial_state, tuple) or len(initial_state) != 3 or initial_state[0] is None:
+    if not isinstance(initial_state, tuple) or len(initial_state) != 3:
         raise ValueError(f"initial_state must be a SwitchingState(W, r, rho), got {_describe(initial_state)}")
+    if initial_state[0] is None:
+        raise ValueError("initial_state.W must be a torch.Tensor, got None")
     return initial_state
 
 
@@ -156,13 +162,21 @@ def _check_dtypes(x: Inputs) -> None:
         raise ValueError(f"cu_seqlens must be int32 or int64, got {x.cu_seqlens.dtype}")
 
 
-def _check_cu_seqlens(cu_seqlens: Tensor, T: int) -> None:
-    bounds = cu_seqlens.tolist()
+def check_cu_seqlens(bounds: list[int], T: int) -> None:
+    """Raise ValueError unless the bounds of packed sequences start at 0, end at T and increase."""
     shown = f"[{', '.join(map(str, bounds[:4]))}, ..., {bounds[-1]}]" if len(bounds) > 6 else str(bounds)
     if bounds[0] != 0 or bounds[-1] != T:
         raise ValueError(f"cu_seqlens must start at 0 and end at T = {T}, got {shown}")
     if any(end <= start for start, end in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must increase strictly (no empty sequence), got {shown}")
+
+
+def _range(tensor: Tensor) -> tuple[float, float]:
+    """Least and greatest value, NaN (which is for the user to find in the output) left out."""
+    bounds = torch.aminmax(tensor.detach())
+    if bounds.min.isnan():
+        bounds = torch.aminmax(tensor.detach().nan_to_num(nan=0.0))
+    return bounds.min.item(), bounds.max.item()
 
 
 def _public(name: str) -> str:

@@ -9,7 +9,7 @@ from swila.ops.backends import Backend
 from swila.ops.blocked.adjoint import adjoint
 from swila.ops.blocked.algorithm import Chunk, Solved, State, advance, output, solve
 from swila.ops.blocked.packing import Plan, Tokens, plan
-from swila.ops.call import PER_TOKEN, Inputs, Options, Results, decay_kind, empty_results
+from swila.ops.call import PER_TOKEN, Inputs, Options, Results, decay_kind, empty_results, without_autocast
 
 CHUNK = 32
 
@@ -17,20 +17,20 @@ CHUNK = 32
 def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
     """Walk the chunks; with ``save`` keep the state at the start of each."""
     results, kept = empty_results(x, options), saved_like(x, options) if save else []
-    with torch.autocast(x.q.device.type, enabled=False):
+    with without_autocast(x.q.device):
         layout, flat = plan(x, CHUNK), _flatten(x)
         state, flat_output = _initial_state(x, layout), results.output.flatten(0, 1)
         totals = [total.zero_() for total in results.routing if total is not None]
-        for i, tokens in enumerate(layout.chunks):
-            n = tokens.rows.shape[0]
-            if i > 0 and save:
+        for tokens in layout.chunks:
+            here = tokens.sequences
+            if save and tokens.kept is not None:
                 for buffer, part in zip(kept, _carried(x, state), strict=True):
-                    buffer[layout.kept(i)] = part[:n]
-            chunk, start = _load(flat, options, tokens), _at_bound(x, state, n)
+                    buffer[tokens.kept] = part[here]
+            chunk, start = _load(flat, options, tokens), _shaped(x, _of(state, here))
             solved = solve(chunk, start)
             tokens.put(flat_output, output(chunk, solved))
             for part, new in zip(state, advance(chunk, solved, start), strict=True):
-                part[:n] = new.view_as(part[:n])
+                part[here] = new.view_as(part[here])
             if totals:
                 for total, part in zip(totals, _routing(x, tokens, solved), strict=True):
                     total += part
@@ -42,29 +42,31 @@ def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tens
 
 def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
     """Walk the chunks back, each solved again from the state kept at its start."""
-    with torch.autocast(x.q.device.type, enabled=False):
+    with without_autocast(x.q.device):
         layout, flat = plan(x, CHUNK), _flatten(x)
         initial, after = _initial_state(x, layout), _final_adjoint(x, layout, grads)
         given = {name: torch.empty_like(t) for name, t in flat._asdict().items() if t is not None and name in PER_TOKEN}
-        reached = 0
-        for i, tokens in reversed(list(enumerate(layout.chunks))):
-            n = tokens.rows.shape[0]
-            state = initial if i == 0 else _restored(x, initial, [buffer[layout.kept(i)] for buffer in kept])
-            chunk, start = _load(flat, options, tokens), _at_bound(x, state, n)
+        for tokens in reversed(layout.chunks):
+            here, ended = tokens.sequences, tokens.ended
+            state = _of(initial, here)
+            if tokens.kept is not None:
+                state = _restored(x, state, [buffer[tokens.kept] for buffer in kept])
+            chunk, start = _load(flat, options, tokens), _shaped(x, state)
             solved = solve(chunk, start)
             # Where a sequence ends here, the adjoint of its final r becomes that of log r.
-            after.r[reached:n] *= solved.r[:, -1].reshape(after.r[:n].shape)[reached:n]
+            r_last = solved.r[:, -1].reshape(after.r[here].shape)
+            after.r[ended] *= r_last[ended.start - here.start : ended.stop - here.start]
             do = torch.zeros_like(chunk.v)
             if grads.output is not None:
                 do = tokens.take(grads.output.flatten(0, 1), x.compute_dtype).unsqueeze(2)
             extra = _routing_adjoint(x, tokens, solved, grads)
-            inputs, before, dr = adjoint(chunk, solved, start, do, *extra, _at_bound(x, after, n))
+            inputs, before, dr = adjoint(chunk, solved, start, do, *extra, _shaped(x, _of(after, here)))
             for name, buffer in given.items():
                 tokens.put(buffer, inputs[name] if name != "log_decay" else _as_given(flat, inputs[name]))
             for part, new in zip(after, before, strict=True):
-                part[:n] = new.view_as(part[:n])
-            reached = n
-        after.r.copy_(dr.view_as(after.r))
+                part[here] = new.view_as(part[here])
+            if tokens.kept is None:
+                after.r[here] = dr.view_as(after.r[here])
     gradients = {name: buffer.view_as(getattr(x, name)) for name, buffer in given.items()}
     for name, part in after._asdict().items():
         if getattr(x, name) is not None:
@@ -87,8 +89,13 @@ def _carried(x: Inputs, state: State) -> list[Tensor]:
 
 
 def _restored(x: Inputs, initial: State, kept: list[Tensor]) -> State:
-    W, *rest = kept
-    return State(W, rest.pop(0) if x.key_gate is not None else initial.r, rest.pop() if rest else initial.rho)
+    """What was kept, with the initial value for what is not carried and so not looked at."""
+    parts, carried = iter(kept), (True, x.key_gate is not None, x.query_gate is not None)
+    return State(*(next(parts) if c else part for c, part in zip(carried, initial, strict=True)))
+
+
+def _of(state: State, sequences: slice) -> State:
+    return State(*(part[sequences] for part in state))
 
 
 def _flatten(x: Inputs) -> Inputs:
@@ -100,23 +107,22 @@ def _initial_state(x: Inputs, layout: Plan) -> State:
     H, (J, V), K, N = x.q.shape[2], x.beta.shape[3:], x.q.shape[3], x.num_sequences
     uniform = x.q.new_full((N, H, J, V), 1 / J, dtype=x.compute_dtype)
     return State(
-        x.q.new_zeros((N, H, J, V, K), dtype=x.compute_dtype) if x.W is None else x.W[layout.order],
-        uniform if x.r is None else x.r[layout.order],
-        uniform.clone() if x.rho is None else x.rho[layout.order],
+        x.q.new_zeros((N, H, J, V, K), dtype=x.compute_dtype) if x.W is None else x.W[layout.order].contiguous(),
+        uniform if x.r is None else x.r[layout.order].contiguous(),
+        uniform.clone() if x.rho is None else x.rho[layout.order].contiguous(),
     )
 
 
 def _final_adjoint(x: Inputs, layout: Plan, grads: Results) -> State:
     pairs = zip(_initial_state(x, layout), grads.final, strict=True)
-    return State(*(torch.zeros_like(like) if grad is None else grad[layout.order] for like, grad in pairs))
+    return State(*(torch.zeros_like(like) if grad is None else grad[layout.order].contiguous() for like, grad in pairs))
 
 
-def _at_bound(x: Inputs, state: State, n: int) -> State:
-    """The state of the first n sequences in the shapes of the algorithm."""
-    H, (J, V), K = x.q.shape[2], x.beta.shape[3:], x.q.shape[3]
-    G = J if x.log_decay is not None and decay_kind(x.log_decay) == "key" else 1
-    W, r, rho = (part[:n] for part in state)
-    return State(W.view(n * H, G, -1, K), r.view(n * H, J, V), rho.view(n * H, J, V))
+def _shaped(x: Inputs, state: State) -> State:
+    """A state ``[n, H, ...]`` in the shapes of the algorithm."""
+    W, r, rho = (part.flatten(0, 1) for part in state)
+    G = x.beta.shape[3] if x.log_decay is not None and decay_kind(x.log_decay) == "key" else 1
+    return State(W.flatten(1, 2).unflatten(1, (G, -1)), r, rho)
 
 
 def _load(flat: Inputs, options: Options, tokens: Tokens) -> Chunk:

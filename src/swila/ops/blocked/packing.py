@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from swila.ops.call import Inputs
+from swila.ops.validation import check_cu_seqlens
 
 
 class Tokens(NamedTuple):
-    """The tokens of one chunk of the ``n`` sequences that reach it.
+    """C tokens of each of n sequences: one chunk of a batch, or of such packed sequences as have about as much left.
 
-    ``rows [n, C]`` are positions in the flattened ``[B * T, ...]`` inputs; where ``padding [n, C]`` is True the
-    sequence has ended. Padding is a token of zeros with closed gates, which changes nothing: its error is zero, its
-    learning rate is zero, and it keeps the priors it finds.
+    Where ``padding`` is True the sequence has ended. Padding is a token of zeros with closed gates, which changes
+    nothing: its error is zero, its learning rate is zero, and it keeps the priors it finds.
     """
 
-    rows: Tensor
-    padding: Tensor | None
+    rows: Tensor  # [n, C], positions in the flattened [B T, ...] inputs
+    padding: Tensor | None  # [n, C], None where there is none
+    sequences: slice  # which, in the order of the plan
+    ended: slice  # those of them that have no more tokens after these
+    kept: slice | None  # where the states at the start of these tokens are kept; None if they are the initial ones
 
     def take(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Gather ``x [B * T, H, ...]`` into ``[n * H, C, ...]``."""
+        """Gather ``x [B T, H, ...]`` into ``[n H, C, ...]``."""
         heads = torch.arange(x.shape[1], device=x.device)
         chunk = x[self.rows.unsqueeze(1), heads[:, None]].to(dtype)
         if self.padding is not None:
@@ -30,7 +34,7 @@ class Tokens(NamedTuple):
         return chunk.flatten(0, 1)
 
     def put(self, x: Tensor, chunk: Tensor) -> None:
-        """Scatter ``chunk [n * H, C, ...]`` into ``x [B * T, H, ...]``, padding left out."""
+        """Scatter ``chunk [n H, C, ...]`` into ``x [B T, H, ...]``, padding left out."""
         chunk = chunk.unflatten(0, (-1, x.shape[1])).transpose(1, 2).to(x.dtype)
         if self.padding is None:
             x[self.rows] = chunk
@@ -39,30 +43,55 @@ class Tokens(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All chunks in order; sequences stand longest first, so those that reach a chunk are a prefix."""
+    """All chunks in order. Sequences stand longest first, so that those with tokens left are always a prefix."""
 
-    order: Tensor
+    order: Tensor  # [N], which sequence stands where
     chunks: list[Tokens]
-
-    def kept(self, i: int) -> slice:
-        """Where the states at the start of chunk ``i > 0`` lie among those at the start of chunks 1, 2, ..."""
-        begin = sum(tokens.rows.shape[0] for tokens in self.chunks[1:i])
-        return slice(begin, begin + self.chunks[i].rows.shape[0])
 
 
 def plan(x: Inputs, longest: int) -> Plan:
-    """Chunks of ``longest`` tokens (a power of two), shorter ones where every sequence is."""
+    """Cut into chunks of ``longest`` tokens, or fewer where the sequences are shorter (powers of two with a decay)."""
     B, T = x.q.shape[:2]
     device = x.q.device
-    bounds = torch.arange(0, B * T + 1, T) if x.cu_seqlens is None else x.cu_seqlens.cpu().long()
+    if x.cu_seqlens is None:
+        bounds = torch.arange(0, B * T + 1, T)
+    else:
+        bounds = x.cu_seqlens.cpu().long()
+        check_cu_seqlens(bounds.tolist(), T)
     lengths, order = bounds.diff().sort(descending=True, stable=True)
     starts = bounds[:-1][order]
-    C = min(longest, 1 << (int(lengths[0]) - 1).bit_length())
-    chunks = []
-    for begin in range(0, int(lengths[0]), C):
-        n = int((lengths > begin).sum())
-        position = torch.arange(begin, begin + C)
-        padding = position >= lengths[:n, None]
-        rows = starts[:n, None] + position.minimum(lengths[:n, None] - 1)
-        chunks.append(Tokens(rows.to(device), padding.to(device) if padding.any() else None))
+    chunks, kept = [], 0
+    for begin in range(0, int(lengths[0]), longest):
+        left = (lengths[lengths > begin] - begin).tolist()
+        first = 0
+        for n in _groups([min(count, longest) for count in left], longest):
+            C = min(longest, left[first] if x.log_decay is None else _power_of_two(left[first]))
+            here = slice(first, first + n)
+            position = begin + torch.arange(C)
+            padding = position >= lengths[here, None]
+            rows = starts[here, None] + position.minimum(lengths[here, None] - 1)
+            goes_on = sum(count > C for count in left[here])
+            chunks.append(
+                Tokens(
+                    rows.to(device),
+                    padding.to(device) if padding.any() else None,
+                    here,
+                    slice(first + goes_on, first + n),
+                    slice(kept, kept + n) if begin > 0 else None,
+                )
+            )
+            kept += n if begin > 0 else 0
+            first += n
     return Plan(order.to(device), chunks)
+
+
+def _groups(counts: list[int], longest: int) -> list[int]:
+    """Sizes of the groups to compute together: all, unless padding to the longest would more than double the tokens."""
+    if len(counts) * min(longest, counts[0]) <= 2 * sum(counts):
+        return [len(counts)]
+    return [len(list(group)) for _, group in groupby(counts, key=_power_of_two)]
+
+
+def _power_of_two(count: int) -> int:
+    """The least one that is no smaller."""
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,54 @@
+"""Tables for the README, made from results files: no number in the text that is not in one of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
+
+
+def op_table(records: list[dict[str, Any]]) -> str:
+    """Markdown for results of ``swila bench op``, with where they were measured."""
+    lines = [
+        "| variant | shape | backend | forward ms | forward + backward ms | times faster | memory |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for record in records:
+        shape = " ".join(f"{name}{size}" for name, size in record["shape"].items())
+        rows = [row for row in record["rows"] if row["total_ms"] is not None]
+        slowest = max(row["total_ms"] for row in rows)
+        for row in sorted(rows, key=lambda row: row["total_ms"]):
+            memory = row["peak_bytes"] / record["bytes_of_inputs_and_gradients"]
+            faster = f"{slowest / row['total_ms']:.1f}×" if len(rows) > 1 else ""
+            lines.append(
+                f"| {record['variant']['name']} | {shape} | `{row['backend']}` | {row['forward_ms']:.0f} | "
+                f"{row['total_ms']:.0f} | {faster} | {memory:.2f} |"
+            )
+    where = records[0]["environment"]
+    device = ", ".join(where["gpus"]) if records[0]["device"].startswith("cuda") else where["cpu"]
+    lines += [
+        "",
+        f"{records[0]['dtype']}, {device} ({where['cores']} cores), torch {where['torch']}, Python {where['python']}, "
+        f"commit `{where['commit']}`, medians of {records[0]['repeats']} turns. Memory is the peak of a forward and "
+        "backward, gradients included, over the bytes of the inputs and their gradients.",
+    ]
+    return "\n".join(lines)
+
+
+def insert(text: str, name: str, table: str) -> str:
+    """A text with what stands between the markers of that name replaced."""
+    begin, end = BEGIN.format(name=name), END.format(name=name)
+    head, rest = text.split(begin)
+    return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+
+
+def update(readme: Path, results: Path) -> None:
+    """Rewrite the tables of a README from the results files beside it."""
+    records = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
+    readme.write_text(insert(readme.read_text(), "bench-op-cpu", op_table(records)))
+
+
+if __name__ == "__main__":
+    update(Path("README.md"), Path("results"))
