@@ -17,7 +17,7 @@ from swila.ops import SwitchingOutput, SwitchingState, switching_delta_rule
 from swila.ops.call import PER_TOKEN, STATE
 
 TIMES_REFERENCE = 4.0
-ROUNDINGS = 32.0
+ROUNDINGS = 128.0
 
 
 class Check(NamedTuple):

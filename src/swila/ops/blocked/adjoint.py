@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swila.ops.blocked.algorithm import Chunk, Solved, State, columns, rows
+from swila.ops.blocked.algorithm import Chunk, Solved, State, add_outer, by_token, rows
 from swila.ops.blocked.decay import Decayed
 
 
@@ -45,17 +45,20 @@ def adjoint(
     keys_u, keys_S, rows_u, rows_S = x.decays
     W, dW = start.W, end.W
     dS = x.group(s.rho * do)
-    E = rows_S.to_end(keys_S.to_end(x.k) @ dW.mT) + rows_S.write(s.P, dS)
+    E = rows_S.write(s.P, dS) + rows_S.to_end(keys_S.to_end(x.k) @ dW.mT)
 
-    r_last, pi = torch.cat([start.r.unsqueeze(1), s.r[:, :-1]], 1), x.log_pi.exp()
+    dr, gates = torch.zeros_like(start.r), {}
     if x.g_k is None:
         e, dz, du, dlog_r = substitute_adjoint(x, s, E, rdr, end.r, None)
-        dlog_pi, dr, gates = dz, torch.zeros_like(start.r), {}
+        dkey_logits = dz if x.normalize else dz - x.log_pi.exp() * dz.sum(2, keepdim=True)
     else:
+        r_last, pi = torch.cat([start.r.unsqueeze(1), s.r[:, :-1]], 1), x.log_pi.exp()
         p = torch.lerp(r_last, pi, x.g_k).clamp_min_(torch.finfo(pi.dtype).tiny)
         e, dz, du, dlog_r = substitute_adjoint(x, s, E, rdr, end.r, (1 - x.g_k) * r_last / p)
-        dlog_pi, dr = x.g_k * pi / p * dz, finite(dz[:, 0] * ((1 - x.g_k[:, 0]) / p[:, 0]))
+        dlog_pi = x.g_k * pi / p * dz
+        dkey_logits = dlog_pi - pi * dlog_pi.sum(2, keepdim=True)
         gates = {"key_gate": finite(dz * ((pi - r_last) / p)).sum(2)}
+        dr = finite(dz[:, 0] * ((1 - x.g_k[:, 0]) / p[:, 0]))
     through_rho = do * x.ungroup(s.S)
     dpi_q, drho_start, query_gate = mix_adjoint(
         x, s, start.rho, through_rho if drho is None else drho + through_rho, end.rho
@@ -64,24 +67,34 @@ def adjoint(
     dA, dP = rows_u.gram(du, s.c), rows_S.gram(dS, s.c, own=True)
     du_0, dS_0 = rows_u.from_start(du), rows_S.from_start(dS)
     dk_0, dq_0, dk_end = du_0 @ W, dS_0 @ W, rows_S.to_end(s.c) @ dW
-    dk = keys_u.read(dA, x.k) + keys_u.write(dA, x.k) + keys_u.from_start(dk_0)
-    dk = dk + keys_S.write(dP, x.q) + keys_S.to_end(dk_end)
-    dq = keys_S.read(dP, x.k) + keys_S.from_start(dq_0)
-    dW_start = rows_S.across(keys_S.across(dW, -1), -2)
-    dW_start = dW_start + du_0.mT @ keys_u.from_start(x.k) + dS_0.mT @ keys_S.from_start(x.q)
-
-    decay = {}
-    if x.log_decay is not None and x.by_key:
-        decay = {"log_decay": decay_adjoint(x, (dA, dP), (x.k, x.q), x.k, (dk_0, dq_0), dk_end, W, dW)}
-    elif x.log_decay is not None:
-        reads = x.k @ W.mT, x.q @ W.mT
-        decay = {"log_decay": decay_adjoint(x, (s.A, s.P), (du, dS), s.c, reads, x.k @ dW.mT, W, dW)}
+    decay: dict[str, Tensor] = {}
+    if isinstance(keys_u, Decayed) and isinstance(keys_S, Decayed):
+        dk_u, dk_written, decay_u = keys_u.gram_adjoint(dA, x.k, x.k)
+        dq, dk_read, decay_S = keys_S.gram_adjoint(dP, x.q, x.k)
+        decay_u += keys_u.start_gradient(x.k, dk_0)
+        decay_S += keys_S.start_gradient(x.q, dq_0) + keys_S.end_gradient(x.k, dk_end)
+        decay["log_decay"] = decay_u + decay_S + keys_S.across_gradient(W, dW, -1)
+    else:
+        dk_u, dk_written = keys_u.read(dA, x.k), keys_u.write(dA, x.k)
+        dq, dk_read = keys_S.read(dP, x.k), keys_S.write(dP, x.q)
+    if isinstance(rows_u, Decayed) and isinstance(rows_S, Decayed):
+        decay_u, decay_S = rows_u.gram_adjoint(s.A, du, s.c)[2], rows_S.gram_adjoint(s.P, dS, s.c)[2]
+        decay_u += rows_u.start_gradient(x.k @ W.mT, du)
+        decay_S += rows_S.start_gradient(x.q @ W.mT, dS) + rows_S.end_gradient(s.c, x.k @ dW.mT)
+        decay["log_decay"] = decay_u + decay_S + rows_S.across_gradient(W, dW, -2)
+    dk = dk_u + dk_written + dk_read + keys_u.from_start(dk_0) + keys_S.to_end(dk_end)
+    dq = dq + keys_S.from_start(dq_0)
+    dW_start = add_outer(
+        rows_S.across(keys_S.across(dW, -1), -2),
+        torch.cat([du_0, dS_0], 2),
+        torch.cat([keys_u.from_start(x.k), keys_S.from_start(x.q)], 2),
+    )
     grads = {
         "q": dq.sum(1),
         "k": dk.sum(1),
         "v": -x.ungroup(du).sum(2),
         "beta": e * s.r * s.delta,
-        "key_logits": dlog_pi - pi * dlog_pi.sum(2, keepdim=True),
+        "key_logits": dkey_logits,
         "query_logits": x.pi_q * (dpi_q - (x.pi_q * dpi_q).sum(2, keepdim=True)),
     }
     return grads | decay | gates | query_gate, State(dW_start, dlog_r, drho_start), dr
@@ -95,30 +108,31 @@ def substitute_adjoint(
     ``E`` is the part of e known beforehand; ``stay = (1 - g) r_{t-1} / p`` where temporal.
     """
     N, C, J, V = x.beta.shape
-    read, du_columns = columns(E, J)  # du_s, decayed back to the token at hand
-    es, dzs, dus = (torch.empty_like(x.beta) for _ in range(3))
-    E_t, A_t = rows(E), rows(s.A.mT.contiguous())
-    tokens = [a.unbind(1) for a in (s.delta, s.r, x.beta * s.r, es, dzs, dus)]
+    es, dzs, dus = torch.empty_like(x.beta), torch.empty_like(x.beta), torch.zeros_like(E)
+    read = torch.zeros_like(E) if x.row_decay else dus
+    future = read.flatten(0, 1)  # du_s, decayed back to the token at hand
+    E_rows, A_rows = rows(E), rows(s.A.mT.contiguous())
+    columns = [by_token(dus, J), by_token(read, J), *(a.unbind(1) for a in (s.delta, s.r, x.beta * s.r, es, dzs))]
     for t in reversed(range(C)):
-        delta, r, beta_r, e, dz, du = (a[t] for a in tokens)
-        e.copy_(torch.baddbmm(E_t[t], A_t[t], read).view(N, J, V))
+        du, du_read, delta, r, beta_r, e_t, dz_t = (a[t] for a in columns)
+        e = torch.baddbmm(E_rows[t], A_rows[t], future).view(N, J, V)
         e_beta_r = e * beta_r
-        rdr_t = e_beta_r * delta
+        dz = e_beta_r * delta
         if rdr is not None:
-            rdr_t += rdr[:, t]
+            dz += rdr[:, t]
         if stay is not None:
-            rdr_t += m
+            dz += m
         if x.normalize:
-            torch.addcmul(rdr_t, r, rdr_t.sum(1, keepdim=True), value=-1, out=dz)
-        else:
-            dz.copy_(rdr_t)
+            dz = torch.addcmul(dz, r, dz.sum(1, keepdim=True), value=-1)
         torch.addcmul(e_beta_r.neg_(), delta, dz, out=du)
+        e_t.copy_(e)
+        dz_t.copy_(dz)
         if stay is not None:
             m = stay[:, t] * dz
-        du_columns[t].copy_(du)
         if x.row_decay:
-            read[:, t if x.decay_order == "pre" else t + 1 :] *= x.row_decay[t]
-    return es, dzs, x.group(dus), m
+            du_read.copy_(du)
+            future[:, t if x.decay_order == "pre" else t + 1 :] *= x.row_decay[t]
+    return es, dzs, dus, m
 
 
 def mix_adjoint(
@@ -132,21 +146,6 @@ def mix_adjoint(
         drho_end = (1 - x.g_q[:, t]) * drho[:, t].add_(drho_end)
     rho_last = torch.cat([rho.unsqueeze(1), s.rho[:, :-1]], 1)
     return x.g_q * drho, drho_end, {"query_gate": (drho * (x.pi_q - rho_last)).sum(2)}
-
-
-def decay_adjoint(
-    x: Chunk, pairs: tuple, readers: tuple, writer: Tensor, reads: tuple, writes: Tensor, W: Tensor, dW: Tensor
-) -> Tensor:
-    """Gradient of the log-decays: they lie between writers and readers, before readers, after writers, and across all.
-
-    One formula for decays by key dim and by row, with (k, q) and (du, dS), k and c, (dA, dP) and (A, P) exchanged.
-    ``reads`` is what the readers meet at the chunk's start, ``writes`` what the writers meet at its end.
-    """
-    decays, dim = [decay for decay in x.decays if isinstance(decay, Decayed)], -1 if x.by_key else -2
-    grad = decays[1].end_gradient(writer, writes) + decays[1].across_gradient(W, dW, dim)
-    for decay, pair, reader, read in zip(decays, pairs, readers, reads, strict=True):
-        grad = grad + decay.pair_gradient(pair, reader, writer) + decay.start_gradient(reader, read)
-    return grad
 
 
 def finite(x: Tensor) -> Tensor:

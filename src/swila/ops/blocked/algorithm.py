@@ -111,29 +111,32 @@ def output(x: Chunk, s: Solved) -> Tensor:
 def advance(x: Chunk, s: Solved, start: State) -> State:
     """The state at the chunk's end."""
     _, keys, _, rows = x.decays
-    W = rows.across(keys.across(start.W, -1), -2) + rows.to_end(s.c).mT @ keys.to_end(x.k)
+    W = add_outer(rows.across(keys.across(start.W, -1), -2), rows.to_end(s.c), keys.to_end(x.k))
     return State(W, s.r[:, -1], s.rho[:, -1])
 
 
 def substitute(x: Chunk, U: Tensor, A: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sequential part: ``u_t``, and from it ``δ_t``, ``r_t`` and ``c_t``, for t = 0 ... C - 1."""
+    """The sequential part: ``δ_t = v_t - u_t``, and from it ``r_t`` and ``c_t``, for t = 0 ... C - 1."""
     N, _, J, V = x.beta.shape
     tiny = torch.finfo(U.dtype).tiny  # what a prior that has underflowed counts as
-    written, c = columns(U, J)  # c_s, decayed to the token at hand
-    deltas, rs = torch.empty_like(x.beta), torch.empty_like(x.beta)
-    tokens = [a.unbind(1) for a in (x.v, x.beta, x.log_pi, deltas, rs)]
-    for t, (U_t, A_t, c_t, v, beta, log_p, delta, r_t) in enumerate(zip(rows(U), rows(A), c, *tokens, strict=True)):
+    known = x.group(x.v.expand_as(x.beta)) - U  # δ_t, but for what the chunk itself has written
+    deltas, rs, written = torch.empty_like(x.beta), torch.empty_like(x.beta), torch.zeros_like(U)
+    past = written.flatten(0, 1)  # c_s, decayed to the token at hand
+    columns = [by_token(written, J), *(a.unbind(1) for a in (deltas, rs, x.beta, x.log_pi))]
+    for t, (known_t, A_t, c, delta_t, r_t, beta, log_p) in enumerate(zip(rows(known), rows(A), *columns, strict=True)):
         if x.row_decay and x.decay_order == "pre":
-            written[:, :t] *= x.row_decay[t]
-        torch.sub(v, torch.baddbmm(U_t, A_t, written).view(N, J, V), out=delta)
+            past[:, :t] *= x.row_decay[t]
+        delta = torch.baddbmm(known_t, A_t, past, alpha=-1).view(N, J, V)
         if x.g_k is not None:
             log_p = torch.lerp(r, log_p.exp(), x.g_k[:, t]).clamp_min_(tiny).log_()
         z = torch.addcmul(log_p, delta, delta, value=-0.5)
-        r = torch.softmax(z, 1, out=r_t) if x.normalize else torch.exp(z, out=r_t)
+        r = z.softmax(1) if x.normalize else z.exp_()
         if x.row_decay and x.decay_order == "post":
-            written[:, :t] *= x.row_decay[t]
-        torch.mul(r * delta, beta, out=c_t)
-    return deltas, rs, x.group(x.beta * rs * deltas)
+            past[:, :t] *= x.row_decay[t]
+        torch.mul(r * delta, beta, out=c)
+        delta_t.copy_(delta)
+        r_t.copy_(r)
+    return deltas, rs, x.group(x.beta * rs * deltas) if x.row_decay else written
 
 
 def mix(x: Chunk, rho: Tensor) -> Tensor:
@@ -146,13 +149,17 @@ def mix(x: Chunk, rho: Tensor) -> Tensor:
     return mixes
 
 
+def add_outer(W: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """``W + Σ_t x_t ⊗ y_t``."""
+    return torch.baddbmm(W.flatten(0, 1), x.flatten(0, 1).mT, y.expand(*x.shape[:2], -1, -1).flatten(0, 1)).view_as(W)
+
+
 def rows(x: Tensor) -> tuple[Tensor, ...]:
-    """``[N, G, C, D]`` as C operands ``[N G, 1, D]`` of ``torch.baddbmm``."""
+    """Views of the C tokens of ``x [N, G, C, D]`` as operands ``[N G, 1, D]`` of ``torch.baddbmm``."""
     return x.flatten(0, 1).unsqueeze(2).unbind(1)
 
 
-def columns(like: Tensor, J: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Zeros ``[N G, C, F V]``, to be filled through the C views of it as ``[N, J, V]``."""
-    N, G, C, FV = like.shape
-    stack = like.new_zeros(N, G, C, FV)
-    return stack.flatten(0, 1), stack.view(N, G, C, J // G, -1).transpose(2, 3).view(N, J, C, -1).unbind(2)
+def by_token(x: Tensor, J: int) -> tuple[Tensor, ...]:
+    """Views of the C tokens of ``x [N, G, C, F V]`` as ``[N, J, V]``."""
+    N, G, C, _ = x.shape
+    return x.view(N, G, C, J // G, -1).transpose(2, 3).view(N, J, C, -1).unbind(2)

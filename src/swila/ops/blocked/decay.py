@@ -94,16 +94,23 @@ class Decayed(Undecayed):
     def across(self, W: Tensor, dim: int) -> Tensor:
         return self.total.unsqueeze(-1 if dim == -2 else -2) * W
 
-    def pair_gradient(self, M: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """``d<M, gram(x, y)> / d log_alpha``: every pair counts at the tokens it spans, so nothing cancels."""
-        batch = torch.broadcast_shapes(self.total.shape[:-1], M.shape[:-2])
-        grad = x.new_zeros(*batch, *x.shape[-2:])
+    def gram_adjoint(self, M: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivatives of ``<M, gram(x, y)>`` in x and y, as ``read`` and ``write`` give them, and in ``log_alpha``.
+
+        In the last, every pair counts at the tokens it spans, so nothing cancels.
+        """
+        own = M.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        dx, dy = own * y, own * x
+        grad = torch.zeros_like(dx)
         for size, early, late in self.levels:
-            block, writers, readers = _blocks(M, size), _halves(y, size)[0] * early, _halves(x, size)[1] * late
+            block, x_late, y_early = _blocks(M, size), _halves(x, size)[1], _halves(y, size)[0]
+            reads, writes = late * (block @ (early * y_early)), early * (block.mT @ (late * x_late))
             grad_early, grad_late = _halves(grad, size)
-            grad_early.add_(_before(writers * (block.mT @ readers)))
-            grad_late.add_(self.since(readers * (block @ writers)))
-        return grad
+            _halves(dx, size)[1].add_(reads)
+            _halves(dy, size)[0].add_(writes)
+            grad_early.add_(_before(y_early * writes))
+            grad_late.add_(self.since(x_late * reads))
+        return dx, dy, grad
 
     def start_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
         """``d<grad, from_start(x)> / d log_alpha``."""
