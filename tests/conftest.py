@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from swila.ops.backends import backend_names, get_backend
+from swila.ops.backends import usable_backends
 
 
 def pytest_addoption(parser):
@@ -21,7 +21,9 @@ def pytest_configure(config):
 
 def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
-        names = [n for n in backend_names() if n != "reference" and get_backend(n).unusable() is None]
+        names = [name for name in usable_backends() if name != "reference"]
+        if metafunc.config.getoption("--device") != "cpu":
+            names = [name for name in names if name != "numba"]
         metafunc.parametrize("backend", names)
 
 

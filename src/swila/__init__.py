@@ -1,5 +1,6 @@
 """SwiLA: switching linear attention for PyTorch."""
 
+from swila._version import __version__ as __version__
 from swila.ops import Backend as Backend
 from swila.ops import RoutingStats as RoutingStats
 from swila.ops import SwitchingOutput as SwitchingOutput
@@ -8,5 +9,3 @@ from swila.ops import register_backend as register_backend
 from swila.ops import set_value_checks as set_value_checks
 from swila.ops import switching_delta_rule as switching_delta_rule
 from swila.ops import switching_delta_rule_step as switching_delta_rule_step
-
-__version__ = "0.1.0"

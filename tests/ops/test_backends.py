@@ -10,7 +10,7 @@ import torch
 
 from swila import register_backend, switching_delta_rule
 from swila.ops import backends
-from swila.ops.backends import choose_backend, get_backend
+from swila.ops.backends import choose_backend, get_backend, usable_backends
 from swila.ops.call import Inputs, Options, Problem
 from swila.testing import make_call
 
@@ -30,7 +30,8 @@ def registry(monkeypatch):
 
 
 def test_auto_takes_the_fastest(problem):
-    assert choose_backend("auto", problem).name == "blocked"
+    assert choose_backend("auto", problem).name == usable_backends()[0]
+    assert choose_backend("auto", replace(problem, device="meta")).name == "blocked"
 
 
 def test_new_backend_goes_first_and_serves_calls(registry):
@@ -52,7 +53,7 @@ def test_named_backend_never_falls_back(registry, problem):
     register_backend(replace(get_backend("blocked"), name="picky", refuses=lambda p: f"K must be 64, got {p.K}"))
     with pytest.raises(ValueError, match="backend 'picky' cannot serve this call: K must be 64, got 16"):
         switching_delta_rule(**make_call(), backend="picky")
-    assert choose_backend("auto", problem).name == "blocked"
+    assert choose_backend("auto", problem).name != "picky"
     register_backend(replace(get_backend("blocked"), name="absent", unusable=lambda: "no such device"))
     with pytest.raises(ValueError, match="backend 'absent' cannot serve this call: no such device"):
         choose_backend("absent", problem)
@@ -60,7 +61,9 @@ def test_named_backend_never_falls_back(registry, problem):
 
 def test_slow_choice_on_a_gpu_is_said_once(registry, problem):
     register_backend(replace(get_backend("blocked"), name="picky", refuses=lambda p: "K must be 64"))
-    with pytest.warns(UserWarning, match="'blocked' backend .* on cuda, which is slow there: picky: K must be 64"):
+    with pytest.warns(
+        UserWarning, match="'blocked' backend .* on cuda, which is slow there: picky: K must be 64; numba: "
+    ):
         choose_backend("auto", replace(problem, device="cuda"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -70,7 +73,7 @@ def test_slow_choice_on_a_gpu_is_said_once(registry, problem):
 
 def test_names_are_unique_and_auto_is_taken(registry):
     register_backend(get_backend("blocked"))
-    assert backends.backend_names() == ["blocked", "reference"]
+    assert backends.backend_names() == ["blocked", "numba", "reference"]
     with pytest.raises(ValueError, match="got 'auto'"):
         register_backend(replace(get_backend("blocked"), name="auto"))
 
@@ -88,6 +91,15 @@ def test_forward_mode_is_refused_or_right():
     h = 1e-3
     difference = (output(call["v"] + h, "reference") - output(call["v"] - h, "reference")) / (2 * h)
     torch.testing.assert_close(found, difference, atol=1e-2, rtol=1e-2)
+
+
+def test_a_missing_package_is_named(monkeypatch, problem):
+    monkeypatch.setattr("swila.ops.compiled.backend.find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"backend 'numba' cannot serve this call: numba is not installed: pip install"
+    ):
+        choose_backend("numba", problem)
+    assert choose_backend("auto", problem).name == "blocked"
 
 
 def test_import_needs_torch_alone():

@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 
 from swila import switching_delta_rule, switching_delta_rule_step
 from swila.ops import library
+from swila.ops.backends import usable_backends
 from swila.ops.call import Inputs, Options
 from swila.testing import VARIANTS, Shape, make_call
 from swila.testing.checks import leaves, results
@@ -21,7 +22,7 @@ def run(call, backend):
     return [t * 2 for t in results(out).values()]
 
 
-@pytest.mark.parametrize("name", ["blocked", "reference", "auto"])
+@pytest.mark.parametrize("name", [*usable_backends(), "auto"])
 @pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
 def test_fullgraph_with_dynamic_length(name, variant):
     torch._dynamo.reset()
@@ -37,7 +38,7 @@ def test_fullgraph_with_dynamic_length(name, variant):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("name", ["blocked", "reference"])
+@pytest.mark.parametrize("name", usable_backends())
 def test_permuted_inputs(name):
     """Strides of results and gradients are those the tracer was told, whatever the inputs' are."""
     torch._dynamo.reset()
@@ -67,16 +68,17 @@ def test_fullgraph_packed_and_step():
 def test_no_gradient_keeps_nothing():
     call = make_call(requires_grad=False)
     x = Inputs(*(call[name] for name in ("q", "k", "v", "beta", "key_logits", "query_logits")))
-    assert len(torch.ops.swila.switching_delta_rule(*x, *Options(), False, "blocked")) == 1
+    assert len(torch.ops.swila.switching_delta_rule(*x, *Options(), False, "blocked", "")) == 1
     assert library.call(x, Options(), "blocked").output.grad_fn is None
 
 
 @pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
-@pytest.mark.parametrize("name", ["blocked", "reference"])
+@pytest.mark.parametrize("name", usable_backends())
 def test_opcheck(name, variant):
     call = make_call(VARIANTS[variant], Shape(B=1, T=40, H=1, K=3, V=2, J=2))
     inputs = leaves(call)
     x = Inputs(**{field: inputs.get(field, inputs.get(f"initial_{field}")) for field in Inputs._fields})
     torch.library.opcheck(
-        torch.ops.swila.switching_delta_rule.default, (*x, *Options(return_state=True, routing_stats=True), True, name)
+        torch.ops.swila.switching_delta_rule.default,
+        (*x, *Options(return_state=True, routing_stats=True), True, name, ""),
     )

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from swila import switching_delta_rule
+from swila.ops.backends import usable_backends
 from swila.testing import VARIANTS, evaluate, make_call
 
 
-@pytest.mark.parametrize("name", ["reference", "blocked"])
+@pytest.mark.parametrize("name", usable_backends())
 def test_autocast_does_not_reach_inside(name):
     call = make_call(VARIANTS["gated-temporal"])
     plain = evaluate(call, name)
@@ -46,7 +47,7 @@ def test_gradients_have_the_dtype_of_their_inputs(backend, device):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_memory_of_a_long_sequence():
+def test_memory_of_a_long_sequence(backend):
     """T = 16384: forward and backward within three times the bytes of the inputs and their gradients."""
     code = """
     import torch
@@ -56,16 +57,16 @@ def test_memory_of_a_long_sequence():
         return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
     resident, peak = (lambda: status("VmRSS")), (lambda: status("VmHWM"))
     small = make_call(VARIANTS["plain"], Shape(B=1, T=64, H=4, K=64, V=64, J=4), initial_state=False)
-    switching_delta_rule(**small, backend="blocked").output.sum().backward()
+    switching_delta_rule(**small, backend="BACKEND").output.sum().backward()
     B, T, H, K, V, J = 1, 16384, 4, 64, 64, 4
     wide, narrow = (B, T, H, J, V), (B, T, H, K)
     inputs = [torch.rand(s, requires_grad=True) for s in (narrow, narrow, narrow, wide, wide, wide)]
     size = sum(t.numel() * t.element_size() for t in inputs)
     base = resident() - size
     assert peak() - resident() < 0.1 * size, "the peak so far must not hide the one to be measured"
-    switching_delta_rule(*inputs, backend="blocked").output.sum().backward()
+    switching_delta_rule(*inputs, backend="BACKEND").output.sum().backward()
     print((peak() - base) / (2 * size))
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
+    command = [sys.executable, "-c", textwrap.dedent(code).replace("BACKEND", backend)]
     ratio = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert 1 < ratio < 3

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from swila import SwitchingState, set_value_checks, switching_delta_rule, switching_delta_rule_step
+from swila.ops.backends import usable_backends
 from swila.testing import VARIANTS, Shape, make_call
 
 SHAPE = Shape(B=2, T=8, H=2, K=4, V=3, J=2)
 
 
-@pytest.fixture(params=["reference", "blocked", "auto"])
+@pytest.fixture(params=[*usable_backends(), "auto"])
 def name(request):
     return request.param
 
@@ -123,11 +124,13 @@ def test_bad_input(name, case):
 
 
 def test_unknown_backend():
-    with pytest.raises(ValueError, match="backend must be 'auto' or one of 'blocked', 'reference', got 'cudnn'"):
+    with pytest.raises(
+        ValueError, match="backend must be 'auto' or one of 'numba', 'blocked', 'reference', got 'cudnn'"
+    ):
         switching_delta_rule(**call(), backend="cudnn")
 
 
-@pytest.mark.parametrize("name", ["reference", "blocked"])
+@pytest.mark.parametrize("name", usable_backends())
 def test_bounds_of_packed_sequences_are_always_checked(name, monkeypatch):
     """Both bring them to the host anyway; unchecked they would leave outputs unwritten."""
     from swila.ops import validation

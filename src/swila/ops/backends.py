@@ -16,6 +16,7 @@ from torch import Tensor
 from swila.ops.call import Inputs, Options, Problem, Results
 
 _MODULES = {
+    "numba": "swila.ops.compiled.backend",
     "blocked": "swila.ops.blocked.backend",
     "reference": "swila.ops.reference",
 }
@@ -83,6 +84,11 @@ def all_backends() -> Iterator[Backend]:
     return map(get_backend, backend_names())
 
 
+def usable_backends() -> list[str]:
+    """Names of those that can run on this machine."""
+    return [backend.name for backend in all_backends() if backend.unusable() is None]
+
+
 def why_not(backend: Backend, problem: Problem) -> str | None:
     """The reason the backend cannot serve the problem here, or None."""
     return backend.unusable() or backend.refuses(problem)
@@ -91,20 +97,21 @@ def why_not(backend: Backend, problem: Problem) -> str | None:
 def choose_backend(name: str, problem: Problem, step: bool = False) -> Backend:
     """The named backend, or with ``"auto"`` the first that serves the problem; an explicit choice never falls back.
 
-    For a decoding ``step``, ``auto`` looks at those backends alone that have a way made for it.
+    ``"auto:a,b"`` looks at those named alone, and for a decoding ``step`` only at those that have a way made for it.
     """
-    if name != "auto":
+    auto, _, among = name.partition(":") if isinstance(name, str) else (name, "", "")
+    if auto != "auto":
         backend = get_backend(name)
         if reason := why_not(backend, problem):
             raise ValueError(f"backend {name!r} cannot serve this call: {reason}")
         return backend
     refusals: list[str] = []
-    for backend in all_backends():
+    for backend in map(get_backend, among.split(",") if among else backend_names()):
         if step and backend.step is None:
             continue
         reason = why_not(backend, problem)
         if reason is None:
-            if backend.slow_on_gpu and problem.device != "cpu":
+            if backend.slow_on_gpu and problem.device not in ("cpu", "meta"):
                 _say_slow(backend, problem, refusals)
             return backend
         refusals.append(f"{backend.name}: {reason}")

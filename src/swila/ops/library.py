@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swila.ops.backends import Backend, choose_backend
+from swila._version import __version__
+from swila.ops.backends import Backend, choose_backend, usable_backends
 from swila.ops.call import DIFFERENTIABLE, Inputs, Options, Problem, Results, empty_results, needs_grad
 from swila.ops.validation import check_call, check_values
 
@@ -19,7 +20,8 @@ _OPTIONS = "str decay_order, bool normalize, bool return_state, bool routing_sta
 _NUM_INPUTS, _NUM_OPTIONS = len(Inputs._fields), len(Options._fields)
 
 _library = torch.library.Library("swila", "DEF")
-_library.define(f"switching_delta_rule({_TENSORS}, {_OPTIONS}, bool save, str backend) -> Tensor[]")
+# The version is there because compiled graphs are cached on disk by their text, and what a backend keeps may change.
+_library.define(f"switching_delta_rule({_TENSORS}, {_OPTIONS}, bool save, str backend, str version) -> Tensor[]")
 _library.define(
     f"switching_delta_rule_backward({_TENSORS}, {_OPTIONS}, str backend, Tensor[] saved, Tensor?[] grads) -> Tensor[]"
 )
@@ -27,8 +29,19 @@ _library.define(
 
 def call(x: Inputs, options: Options, backend: str) -> Results:
     """Run the registered operator: one opaque node under ``torch.compile``, differentiable once."""
-    tensors = torch.ops.swila.switching_delta_rule(*x, *options, needs_grad(x), backend)
+    if backend == "auto":
+        backend = _auto()
+    tensors = torch.ops.swila.switching_delta_rule(*x, *options, needs_grad(x), backend, __version__)
     return Results(**dict(zip(_present(x, options), tensors, strict=False)))
+
+
+def _auto() -> str:
+    """``auto`` for a graph: bound to the backends that are usable where it is traced, as it may be cached."""
+    return "auto:" + ",".join(usable_backends())
+
+
+# What torch.compiler.assume_constant_result sets; to call that would import torch._dynamo, which takes a second.
+_auto._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _present(x: Inputs, options: Options) -> list[str]:
@@ -54,7 +67,7 @@ def _choose(x: Inputs, options: Options, save: bool, backend: str) -> Backend:
 
 @torch.library.impl(_library, "switching_delta_rule", "CompositeExplicitAutograd")
 def _forward(*args) -> list[Tensor]:
-    x, options, (save, backend) = _split(args)
+    x, options, (save, backend, _) = _split(args)
     check_values(x)
     results, saved = _choose(x, options, save, backend).forward(x, options, save)
     names = _present(x, options)
@@ -72,7 +85,7 @@ def _backward(*args) -> list[Tensor]:
 
 @torch.library.register_fake("swila::switching_delta_rule", lib=_library)
 def _forward_fake(*args) -> list[Tensor]:
-    x, options, (save, backend) = _split(args)
+    x, options, (save, backend, _) = _split(args)
     check_call(x, options)
     chosen = _choose(x, options, save, backend)
     return _given(empty_results(x, options)) + (chosen.saved_like(x, options) if save else [])
@@ -85,7 +98,7 @@ def _backward_fake(*args) -> list[Tensor]:
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, ctx.options, (_, ctx.backend) = _split(inputs)
+    x, ctx.options, (_, ctx.backend, _) = _split(inputs)
     ctx.set_materialize_grads(False)  # else zeros come in for everything that is kept
     ctx.num_results = len(_present(x, ctx.options))
     ctx.given = [t is not None for t in x]
@@ -94,7 +107,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _gradients(ctx, grads):
     if all(grad is None for grad in grads[: ctx.num_results]):
-        return (None,) * (_NUM_INPUTS + _NUM_OPTIONS + 2)
+        return (None,) * (_NUM_INPUTS + _NUM_OPTIONS + 3)
     tensors = iter(ctx.saved_tensors)
     x = Inputs.of(next(tensors) if given else None for given in ctx.given)
     computed = iter(
@@ -103,7 +116,7 @@ def _gradients(ctx, grads):
         )
     )
     of_inputs = [next(computed) if getattr(x, name) is not None else None for name in DIFFERENTIABLE]
-    return (*of_inputs, *[None] * (1 + _NUM_OPTIONS + 2))
+    return (*of_inputs, *[None] * (1 + _NUM_OPTIONS + 3))
 
 
 def _no_second_gradients(ctx, grads):

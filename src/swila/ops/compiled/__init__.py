@@ -1,0 +1,1 @@
+"""The token loop compiled by numba: ``functions`` (exp, log), ``kernels`` (forward, backward), the backend."""
