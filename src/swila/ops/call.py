@@ -62,6 +62,15 @@ def needs_grad(x: Inputs) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:-1])
 
 
+def kept_rows(x: Inputs, chunk: int) -> int:
+    """Room for the states at the start of every chunk of a sequence but its first.
+
+    A packed sequence may end inside a chunk, but each full chunk of tokens starts at most one that is not a first.
+    """
+    B, T = x.q.shape[:2]
+    return B * ((T - 1) // chunk) if x.cu_seqlens is None else T // chunk
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """The recurrence keeps its own precision, whatever the caller's autocast."""
     if not torch.amp.autocast_mode.is_autocast_available(device.type):

@@ -9,7 +9,7 @@ from swila.ops.backends import Backend
 from swila.ops.blocked.adjoint import adjoint
 from swila.ops.blocked.algorithm import Chunk, Solved, State, advance, output, solve
 from swila.ops.blocked.packing import Plan, Tokens, plan
-from swila.ops.call import PER_TOKEN, Inputs, Options, Results, decay_kind, empty_results, without_autocast
+from swila.ops.call import PER_TOKEN, Inputs, Options, Results, decay_kind, empty_results, kept_rows, without_autocast
 
 CHUNK = 32
 
@@ -75,13 +75,10 @@ def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) ->
 
 
 def saved_like(x: Inputs, options: Options) -> list[Tensor]:
-    """Room for the state at the start of every chunk but a sequence's first: W, and r and rho where carried."""
-    B, T, H, K = x.q.shape
-    J, V = x.beta.shape[3:]
-    # Packed sequences end inside chunks, but each full chunk of tokens starts at most one that is not a first.
-    rows = B * ((T - 1) // CHUNK) if x.cu_seqlens is None else T // CHUNK
-    new = [x.q.new_empty(shape, dtype=x.compute_dtype) for shape in ((rows, H, J, V, K), *[(rows, H, J, V)] * 2)]
-    return _carried(x, State(*new))
+    """The state at the start of every chunk but a sequence's first: W, and r and rho where carried."""
+    rows, (H, J, V), K = kept_rows(x, CHUNK), x.beta.shape[2:], x.q.shape[3]
+    shapes = (rows, H, J, V, K), (rows, H, J, V), (rows, H, J, V)
+    return _carried(x, State(*(x.q.new_empty(shape, dtype=x.compute_dtype) for shape in shapes)))
 
 
 def _carried(x: Inputs, state: State) -> list[Tensor]:

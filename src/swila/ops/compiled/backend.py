@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
+from threading import Timer
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swila.ops.backends import Backend
-from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, decay_kind, empty_results
+from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, decay_kind, empty_results, kept_rows
 from swila.ops.validation import check_cu_seqlens
 
 CHUNK = 32
@@ -60,7 +63,7 @@ class Job:
         units = np.arange((len(self.bounds) - 1) * self.H)
         threads = max(min(torch.get_num_threads(), len(units)), 1)
         common = self.bounds, self.kept_rows, CHUNK, *self.given
-        with ThreadPoolExecutor(threads) as pool:
+        with _word_if_compiling(kernel), ThreadPoolExecutor(threads) as pool:
             work = [pool.submit(kernel, units[i::threads], *common, *arguments) for i in range(threads)]
             for part in work:
                 part.result()
@@ -122,10 +125,8 @@ def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) ->
 
 
 def saved_like(x: Inputs, options: Options) -> list[Tensor]:
-    """Room for the states at the start of every chunk but a sequence's first."""
-    B, T, H, K = x.q.shape
-    J, V = x.beta.shape[3:]
-    rows = B * ((T - 1) // CHUNK) if x.cu_seqlens is None else T // CHUNK
+    """The states at the start of every chunk but a sequence's first, laid out as the kernels have them."""
+    rows, (H, J, V), K = kept_rows(x, CHUNK), x.beta.shape[2:], x.q.shape[3]
     shapes = (rows, H, J, K, V), (rows, H, J, V), (rows, H, J, V)
     return [x.q.new_empty(shape, dtype=x.compute_dtype) for shape in shapes]
 
@@ -148,6 +149,23 @@ def _as_given(state: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 def _arrays(tensors: list[Tensor]) -> tuple:
     return tuple(t.detach().numpy() for t in tensors)
+
+
+@contextmanager
+def _word_if_compiling(kernel: Any) -> Iterator[None]:
+    """Say so where the first use takes long because numba compiles; the result is cached on disk."""
+
+    def say() -> None:
+        if not kernel.nopython_signatures:
+            logging.getLogger("swila").warning("numba compiles the kernels of swila, once: some 20 seconds")
+
+    timer = Timer(2.0, say)
+    if not kernel.nopython_signatures:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _unusable() -> str | None:
