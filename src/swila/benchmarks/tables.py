@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from swila.testing import VARIANTS
+
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
 
 def op_table(records: list[dict[str, Any]]) -> str:
     """Markdown for results of ``swila bench op``, with where they were measured."""
+    records = sorted(
+        records, key=lambda record: (record["shape"]["T"], list(VARIANTS).index(record["variant"]["name"]))
+    )
     lines = [
         "| variant | shape | backend | forward ms | forward + backward ms | times faster | memory |",
         "|---|---|---|---:|---:|---:|---:|",
@@ -31,8 +36,8 @@ def op_table(records: list[dict[str, Any]]) -> str:
     lines += [
         "",
         f"{records[0]['dtype']}, {device} ({where['cores']} cores), torch {where['torch']}, Python {where['python']}, "
-        f"commit `{where['commit']}`, medians of {records[0]['repeats']} turns. Memory is the peak of a forward and "
-        "backward, gradients included, over the bytes of the inputs and their gradients.",
+        f"commit `{where['commit']}`, medians of {records[0]['repeats']} turns. Memory is what a forward and backward "
+        "take beyond the inputs, gradients included, over the bytes of the inputs and their gradients.",
     ]
     return "\n".join(lines)
 
