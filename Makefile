@@ -32,5 +32,4 @@ tables: $(READY)  ## rewrite the README's tables from results/
 	@$(BIN)/python -m swila.benchmarks.tables
 
 clean:  ## remove the environment and caches
-	find src -name __pycache__ -exec rm -rf {} +
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from swila.ops.backends import usable_backends
+from swila.ops.backends import all_backends, why_not
+from swila.testing import make_call, problem_of
 
 
 def pytest_addoption(parser):
@@ -21,10 +24,9 @@ def pytest_configure(config):
 
 def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
-        names = [name for name in usable_backends() if name != "reference"]
-        if metafunc.config.getoption("--device") != "cpu":
-            names = [name for name in names if name != "numba"]
-        metafunc.parametrize("backend", names)
+        problem = replace(problem_of(make_call()), device=metafunc.config.getoption("--device"))
+        served = [b.name for b in all_backends() if why_not(b, problem) is None]
+        metafunc.parametrize("backend", [name for name in served if name != "reference"])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 
 import swila
 
-PACKAGES = ("triton", "numpy", "transformers", "flash-linear-attention")
+PACKAGES = ("numba", "triton", "numpy", "transformers", "flash-linear-attention")
 
 
 def environment() -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_slow_choice_on_a_gpu_is_said_once(registry, problem):
 
 def test_names_are_unique_and_auto_is_taken(registry):
     register_backend(get_backend("blocked"))
-    assert backends.backend_names() == ["blocked", "numba", "reference"]
+    assert backends.backend_names() == ["numba", "blocked", "reference"]
     with pytest.raises(ValueError, match="got 'auto'"):
         register_backend(replace(get_backend("blocked"), name="auto"))
 
@@ -93,8 +93,10 @@ def test_forward_mode_is_refused_or_right():
     torch.testing.assert_close(found, difference, atol=1e-2, rtol=1e-2)
 
 
-def test_a_missing_package_is_named(monkeypatch, problem):
-    monkeypatch.setattr("swila.ops.compiled.backend.find_spec", lambda name: None)
+def test_a_missing_package_is_named(registry, monkeypatch, problem):
+    missing = get_backend("numba").unusable.__wrapped__
+    monkeypatch.setattr("swila.ops.numba.backend.find_spec", lambda name: None)
+    register_backend(replace(get_backend("numba"), unusable=missing))
     with pytest.raises(
         ValueError, match=r"backend 'numba' cannot serve this call: numba is not installed: pip install"
     ):

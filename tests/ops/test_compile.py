@@ -8,8 +8,8 @@ from torch._dynamo.utils import counters
 
 from swila import switching_delta_rule, switching_delta_rule_step
 from swila.ops import library
-from swila.ops.backends import usable_backends
-from swila.ops.call import Inputs, Options
+from swila.ops.backends import choose_backend, usable_backends
+from swila.ops.call import Inputs, Options, Problem
 from swila.testing import VARIANTS, Shape, make_call
 from swila.testing.checks import leaves, results
 
@@ -63,6 +63,15 @@ def test_fullgraph_packed_and_step():
     token = make_call(VARIANTS["gated-temporal"], Shape(T=1))
     step = torch.compile(lambda x: switching_delta_rule_step(**x).output, fullgraph=True, backend=COMPILER)
     torch.testing.assert_close(step(token), switching_delta_rule_step(**token).output)
+
+
+def test_traced_auto_is_bound_to_what_is_usable():
+    """Graphs are cached on disk: another machine's choice of backends must not be found in them."""
+    assert library._auto() == "auto:" + ",".join(usable_backends())
+    assert library._auto_step() == "auto:reference"
+    x = Inputs(*(make_call()[name] for name in ("q", "k", "v", "beta", "key_logits", "query_logits")))
+    problem = Problem.of(x, Options(), needs_grad=False)
+    assert choose_backend("auto:blocked,reference", problem).name == "blocked"
 
 
 def test_no_gradient_keeps_nothing():

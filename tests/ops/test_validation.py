@@ -62,7 +62,7 @@ BAD = {
     "state without W": (call(initial_state=(None, None, None)), "initial_state.W must be a torch.Tensor, got None"),
     "beta above one beside NaN": (
         call(beta=torch.tensor([1.5, float("nan"), 0.5]).expand(2, 8, 2, 2, 3)),
-        "beta must have values within [0, 1], got values from 0 to 1.5",
+        "beta must have values within [0, 1], got values from 0.5 to 1.5",
     ),
     "not a tensor": (call(v=[1.0]), "v must be a torch.Tensor, got list"),
     "integers": (call(q=zeros(2, 8, 2, 4, dtype=torch.int64)), "q must be float32, bfloat16, float16 or float64, got torch.int64"),
@@ -124,9 +124,7 @@ def test_bad_input(name, case):
 
 
 def test_unknown_backend():
-    with pytest.raises(
-        ValueError, match="backend must be 'auto' or one of 'numba', 'blocked', 'reference', got 'cudnn'"
-    ):
+    with pytest.raises(ValueError, match=r"backend must be 'auto' or one of .*'blocked', 'reference', got 'cudnn'"):
         switching_delta_rule(**call(), backend="cudnn")
 
 

@@ -16,22 +16,24 @@ from torch import Tensor
 
 from swila.ops import switching_delta_rule
 from swila.ops.backends import Backend, all_backends, get_backend, why_not
-from swila.ops.call import PER_TOKEN, Inputs, Options, Problem
-from swila.testing import Shape, Variant, check_backend, make_call
+from swila.testing import Shape, Variant, check_backend, make_call, problem_of
 from swila.testing.checks import leaves
 
 CHECKED_TOKENS = 80  # two chunks and a half: enough to be wrong in
 
 
 class Row(NamedTuple):
-    """What was found about one backend; no times where it was refused."""
+    """What was found about one backend; no times where it was refused. ``times_faster`` than the slowest of the run."""
 
     backend: str
     refused: str | None
+    wrong: bool
+    worst_check: str | None
     forward_ms: float | None = None
     total_ms: float | None = None
+    total_ms_all: list[float] | None = None
+    times_faster: float | None = None
     peak_bytes: int | None = None
-    worst_check: str | None = None
 
 
 def benchmark(
@@ -49,11 +51,12 @@ def benchmark(
     alike; times are medians. Peak memory is that of one forward + backward beyond what was there before.
     """
     call = make_call(variant, shape, dtype=dtype, device=device, initial_state=False)
-    rows, right = [], []
+    rows: list[Row] = []
+    right: list[str] = []
     for backend in [get_backend(name) for name in names] if names else list(all_backends()):
         progress(f"checking {backend.name}")
-        reason, worst = verdict(backend, call, shape, variant, dtype, device)
-        rows.append(Row(backend.name, reason, worst_check=worst))
+        reason, wrong, worst = verdict(backend, shape, variant, dtype, device)
+        rows.append(Row(backend.name, reason, wrong, worst))
         if reason is None:
             right.append(backend.name)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in right}
@@ -65,12 +68,16 @@ def benchmark(
         for name in right[repeat % max(len(right), 1) :] + right[: repeat % max(len(right), 1)]:
             progress(f"timing {name}, {repeat + 1} of {repeats}")
             times[name].append(run(call, name))
+    totals = {name: [1e3 * total for _, total in turns] for name, turns in times.items()}
+    slowest = max((median(all_turns) for all_turns in totals.values()), default=0.0)
     return [
         row
         if row.refused
         else row._replace(
             forward_ms=1e3 * median(forward for forward, _ in times[row.backend]),
-            total_ms=1e3 * median(total for _, total in times[row.backend]),
+            total_ms=median(totals[row.backend]),
+            total_ms_all=totals[row.backend],
+            times_faster=slowest / median(totals[row.backend]),
             peak_bytes=peaks[row.backend],
         )
         for row in rows
@@ -78,17 +85,17 @@ def benchmark(
 
 
 def verdict(
-    backend: Backend, call: dict[str, Any], shape: Shape, variant: Variant, dtype: torch.dtype, device: str
-) -> tuple[str | None, str | None]:
-    """Why a backend is not to be timed (None if it is), and its worst check."""
-    x = Inputs.of(call.get(name) for name in PER_TOKEN)
-    problem = Problem.of(x, Options(variant.decay_order, variant.normalize), needs_grad=True)
-    if reason := why_not(backend, problem):
-        return reason, None
-    short = make_call(variant, replace(shape, B=1, T=min(shape.T, CHECKED_TOKENS)), dtype=dtype, device=device)
-    checks = check_backend(short, backend.name)
-    worst = max(checks, key=lambda check: check.severity)
-    return (None if worst.ok else f"wrong: {worst}"), str(worst)
+    backend: Backend, shape: Shape, variant: Variant, dtype: torch.dtype, device: str
+) -> tuple[str | None, bool, str | None]:
+    """Why a backend is not to be timed (None if it is), whether because it is wrong, and its worst check."""
+    call = make_call(variant, replace(shape, B=1, T=min(shape.T, CHECKED_TOKENS)), dtype=dtype, device=device)
+    if reason := why_not(backend, problem_of(call)):
+        return reason, False, None
+    try:
+        worst = max(check_backend(call, backend.name), key=lambda check: check.severity)
+    except Exception as crash:
+        return f"crashed: {type(crash).__name__}: {crash}", True, None
+    return (None if worst.ok else f"wrong: {worst}"), not worst.ok, str(worst)
 
 
 def run(call: dict[str, Any], backend: str) -> tuple[float, float]:

@@ -17,27 +17,28 @@ def op_table(records: list[dict[str, Any]]) -> str:
         records, key=lambda record: (record["shape"]["T"], list(VARIANTS).index(record["variant"]["name"]))
     )
     lines = [
-        "| variant | shape | backend | forward ms | forward + backward ms | times faster | memory |",
+        "| variant | shape | backend | forward ms | forward + backward ms | × slowest of the run | memory |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for record in records:
         shape = " ".join(f"{name}{size}" for name, size in record["shape"].items())
         rows = [row for row in record["rows"] if row["total_ms"] is not None]
-        slowest = max(row["total_ms"] for row in rows)
         for row in sorted(rows, key=lambda row: row["total_ms"]):
             memory = row["peak_bytes"] / record["bytes_of_inputs_and_gradients"]
-            faster = f"{slowest / row['total_ms']:.1f}×" if len(rows) > 1 else ""
             lines.append(
                 f"| {record['variant']['name']} | {shape} | `{row['backend']}` | {row['forward_ms']:.0f} | "
-                f"{row['total_ms']:.0f} | {faster} | {memory:.2f} |"
+                f"{row['total_ms']:.0f} | {row['times_faster']:.1f} | {memory:.2f} |"
             )
-    where = records[0]["environment"]
-    device = ", ".join(where["gpus"]) if records[0]["device"].startswith("cuda") else where["cpu"]
+    where, device = records[0]["environment"], records[0]["device"]
+    same = {key: {str(record[key]) for record in records} for key in ("dtype", "device", "repeats")}
+    assert all(len(values) == 1 for values in same.values()), f"one table, several conditions: {same}"
+    machine = ", ".join(where["gpus"]) if device.startswith("cuda") else f"{where['cpu']} ({where['cores']} cores)"
+    packages = ", ".join(f"{name} {version}" for name, version in where["packages"].items())
     lines += [
         "",
-        f"{records[0]['dtype']}, {device} ({where['cores']} cores), torch {where['torch']}, Python {where['python']}, "
-        f"commit `{where['commit']}`, medians of {records[0]['repeats']} turns. Memory is what a forward and backward "
-        "take beyond the inputs, gradients included, over the bytes of the inputs and their gradients.",
+        f"{records[0]['dtype']}, {machine}, torch {where['torch']}, {packages}, Python {where['python']}, commit "
+        f"`{where['commit']}`, medians of {records[0]['repeats']} turns. Memory is what a forward and backward take "
+        "beyond the inputs, gradients included, over the bytes of the inputs and their gradients.",
     ]
     return "\n".join(lines)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from swila.cli.bench import bench
@@ -12,10 +14,24 @@ from swila.cli.info import info
 app = typer.Typer(
     help="Switching linear attention: inspect this machine, check the kernels, measure them.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from swila import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
 app.command()(info)
 app.command()(doctor)
 app.add_typer(bench, name="bench")

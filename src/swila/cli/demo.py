@@ -10,7 +10,10 @@ COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white", "bright
 
 
 def demo(seed: Annotated[int, typer.Option(help="Seed of the stream and of the mixtures.")] = 0) -> None:
-    """Follow a stream of key-value pairs whose linear map keeps switching, with one regressor and with several."""
+    """Show what a mixture is for, in seconds.
+
+    Follows a stream of key-value pairs whose linear map keeps switching, with one regressor and with several.
+    """
     import torch
     from rich.console import Console
     from rich.progress import track
@@ -33,7 +36,7 @@ def demo(seed: Annotated[int, typer.Option(help="Seed of the stream and of the m
         title="relative squared error of the prediction, second half of the streams", title_justify="left", box=None
     )
     table.add_column("regressors", header_style="bold")
-    for heading in ("state", "all tokens", "0-3 after a switch", "4-7", "16 and later"):
+    for heading in ("state scalars", "all tokens", "0-3 after a switch", "4-7", "16 and later"):
         table.add_column(heading, header_style="bold", justify="right")
     traces = {}
     for mixtures in track((1, 2, 4, 8), "following", console=console, transient=True):
@@ -43,7 +46,7 @@ def demo(seed: Annotated[int, typer.Option(help="Seed of the stream and of the m
         table.add_row(name, f"{mixtures * D * D:,}", *(f"{found[group]:.2f}" for group in ("all", "0-3", "4-7", "16+")))
     console.print(table)
 
-    shown = min(96, console.width - 24)
+    shown = max(min(96, console.width - 24), 8)
     console.print(
         "\nThe end of one stream: the map at work, and the regressor (of 4) that each output dimension holds to it."
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from swila.cli.options import DTYPES, one_line_errors, parse_device, parse_dtype
+from swila.cli.options import DTYPES, fail, one_line_errors, parse_device, parse_dtype
 
 
 def doctor(
@@ -21,7 +21,9 @@ def doctor(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every check, not only the worst.")] = False,
 ) -> None:
-    """Check every usable backend, forward and all gradients, against the specification in float64.
+    """Check every backend on this machine.
+
+    Forward and all gradients, of every variant, against the specification in float64.
 
     Compilers have been seen to miscompile kernels silently on some GPUs: this finds it on yours. The exit status is 1
     if anything is wrong.
@@ -45,11 +47,12 @@ def doctor(
     for heading in ("backend", "device", "dtype", "calls", "error", "allowed", "verdict", "of"):
         numeric = heading in ("calls", "error", "allowed")
         table.add_column(heading, header_style="bold", justify="right" if numeric else "left")
-    failures = 0
+    failures = calls_checked = 0
     work = [(b, where, kind) for b in backends for where in devices for kind in dtypes]
     for b, where, kind in track(work, "checking", console=console, transient=True):
         found = examine(b, where, kind)
         failures += found.failures
+        calls_checked += found.calls
         row = b.name, where, str(kind).removeprefix("torch.")
         for call, crash in found.crashes:
             table.add_row(*row, "", "", "", "[red]CRASHED[/]", escape(f"{call}: {crash}"))
@@ -65,4 +68,6 @@ def doctor(
     if failures:
         console.print(f"[red]{failures} checks failed.[/] Do not use such a backend; name another one in backend=...")
         raise SystemExit(1)
+    if calls_checked == 0:
+        fail("nothing was checked: no backend named here supports these devices and dtypes")
     console.print("[green]everything is right.[/]")

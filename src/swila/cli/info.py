@@ -4,8 +4,12 @@ from __future__ import annotations
 
 
 def info() -> None:
-    """Show versions, devices, and which backends can be used here and why others cannot."""
+    """Show versions, devices and backends.
+
+    Of each backend it says whether it can be used here, and why not.
+    """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from swila.environment import environment
@@ -31,6 +35,6 @@ def info() -> None:
         backends.add_column(heading, header_style="bold")
     for backend in all_backends():
         reason = backend.unusable()
-        usable = "[green]yes[/]" if reason is None else f"[red]no[/]: {reason}"
+        usable = "[green]yes[/]" if reason is None else f"[red]no[/]: {escape(reason)}"
         backends.add_row(backend.name, usable, backend.summary)
     console.print(backends)

@@ -62,7 +62,8 @@ def switching_delta_rule(
             starts from its own state.
         return_state: whether to return the state after the last token of each sequence.
         routing_stats: whether to return usage and entropy of the responsibilities and of the mix.
-        backend: ``"auto"``, ``"reference"`` or ``"blocked"``. A backend asked for by name never falls back.
+        backend: ``"auto"`` (the fastest that serves the call), or ``"numba"``, ``"blocked"`` or ``"reference"``. A
+            backend asked for by name never falls back.
 
     Returns:
         ``SwitchingOutput(output [B, T, H, V], state, stats)``. Output, state and statistics are differentiable in
@@ -98,7 +99,8 @@ def switching_delta_rule_step(
     """One token of :func:`switching_delta_rule`, for decoding: pass each call the state the last one returned.
 
     Arguments as there, for one token: either with their time axis of length 1 (``q [B, 1, H, K]``, ...) or without
-    it (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...); the output follows ``q``.
+    it (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...); the output follows ``q``. The state
+    comes back unless ``return_state=False``.
     """
     tokens = [q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate]
     has_time = not isinstance(q, Tensor) or q.ndim != 3
@@ -119,7 +121,7 @@ def switching_delta_rule_step(
 
 def _run(x: Inputs, options: Options, backend: str, step: bool = False) -> Results:
     if torch.compiler.is_compiling():
-        return library.call(x, options, backend)
+        return library.call(x, options, backend, step)
     check_call(x, options)
     chosen = choose_backend(backend, Problem.of(x, options, needs_grad(x)), step)
     forward = chosen.step if step and chosen.step is not None else chosen.differentiable

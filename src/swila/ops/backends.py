@@ -16,7 +16,7 @@ from torch import Tensor
 from swila.ops.call import Inputs, Options, Problem, Results
 
 _MODULES = {
-    "numba": "swila.ops.compiled.backend",
+    "numba": "swila.ops.numba.backend",
     "blocked": "swila.ops.blocked.backend",
     "reference": "swila.ops.reference",
 }
@@ -24,7 +24,7 @@ _registered: dict[str, Backend] = {}
 _said: set[str] = set()
 
 
-def _always(*_: object) -> None:
+def _no_objection(*_: object) -> None:
     return None
 
 
@@ -53,13 +53,13 @@ class Backend:
     saved_like: Callable[[Inputs, Options], list[Tensor]] = lambda x, options: []
     differentiable: Callable[[Inputs, Options], Results] | None = None
     step: Callable[[Inputs, Options], Results] | None = None
-    unusable: Callable[[], str | None] = _always
-    refuses: Callable[[Problem], str | None] = _always
+    unusable: Callable[[], str | None] = _no_objection
+    refuses: Callable[[Problem], str | None] = _no_objection
     slow_on_gpu: bool = False
 
 
 def register_backend(backend: Backend) -> None:
-    """Add a backend, ahead of the built-in ones when ``auto`` chooses; one of a known name takes its place."""
+    """Add a backend, ahead of the others when ``auto`` chooses; one of a built-in's name takes its place and rank."""
     if backend.name == "auto":
         raise ValueError("name must be a name of the backend's own, got 'auto'")
     _registered[backend.name] = backend
@@ -67,7 +67,7 @@ def register_backend(backend: Backend) -> None:
 
 def backend_names() -> list[str]:
     """All backends, in the order in which ``auto`` tries them."""
-    return list(dict.fromkeys([*_registered, *_MODULES]))
+    return [name for name in _registered if name not in _MODULES] + list(_MODULES)
 
 
 def get_backend(name: str) -> Backend:

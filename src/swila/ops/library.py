@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swila._version import __version__
-from swila.ops.backends import Backend, choose_backend, usable_backends
+from swila.ops.backends import Backend, choose_backend, get_backend, usable_backends
 from swila.ops.call import DIFFERENTIABLE, Inputs, Options, Problem, Results, empty_results, needs_grad
 from swila.ops.validation import check_call, check_values
 
@@ -27,10 +27,10 @@ _library.define(
 )
 
 
-def call(x: Inputs, options: Options, backend: str) -> Results:
+def call(x: Inputs, options: Options, backend: str, step: bool = False) -> Results:
     """Run the registered operator: one opaque node under ``torch.compile``, differentiable once."""
     if backend == "auto":
-        backend = _auto()
+        backend = _auto_step() if step else _auto()
     tensors = torch.ops.swila.switching_delta_rule(*x, *options, needs_grad(x), backend, __version__)
     return Results(**dict(zip(_present(x, options), tensors, strict=False)))
 
@@ -40,8 +40,13 @@ def _auto() -> str:
     return "auto:" + ",".join(usable_backends())
 
 
+def _auto_step() -> str:
+    """The same for a decoding step: those that have a way made for it."""
+    return "auto:" + ",".join(name for name in usable_backends() if get_backend(name).step is not None)
+
+
 # What torch.compiler.assume_constant_result sets; to call that would import torch._dynamo, which takes a second.
-_auto._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_auto._dynamo_marked_constant = _auto_step._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _present(x: Inputs, options: Options) -> list[str]:

@@ -16,6 +16,9 @@ Per batch row, head, token ``t``, mixture ``j`` and output dimension ``d``, with
                  (1 - g^q_{td})\, \rho_{t-1,jd} + g^q_{td}\, \pi_{jd}(q_t)          && \text{plain or temporal mix} \\
     o_{td} &= \sum_j \rho_{jd}\, (w_{t,jd} \cdot q_t)                               && \text{retrieval}
 
+Unnormalised responsibilities (``normalize=False``) are ``p e^{-δ²/2}`` without the denominator; the statistics are then
+of these, and their "entropy" is ``-Σ r log r`` all the same.
+
 Plain torch operations under autograd: differentiable any number of times, any device, any floating dtype.
 """
 
@@ -30,7 +33,7 @@ from torch import Tensor
 
 from swila.ops.backends import Backend
 from swila.ops.call import DIFFERENTIABLE, STATE, Inputs, Options, Results, without_autocast
-from swila.ops.validation import check_cu_seqlens
+from swila.ops.validation import sequence_bounds
 
 
 def token_loop(x: Inputs, options: Options) -> Results:
@@ -99,7 +102,7 @@ def differentiable_forward(x: Inputs, options: Options) -> Results:
         if x.cu_seqlens is None:
             results = token_loop(x, options)
         else:
-            results = _join([token_loop(sequence, options) for sequence in _sequences(x, x.cu_seqlens)])
+            results = _join([token_loop(sequence, options) for sequence in _sequences(x)])
     means = [None if total is None else total / tokens for total in results.routing]
     state = results.final if options.return_state else (None, None, None)
     return Results(results.output.to(dtype), *state, *means)
@@ -144,15 +147,13 @@ def _bounded(probability: Tensor) -> Tensor:
     return probability
 
 
-def _sequences(x: Inputs, cu_seqlens: Tensor) -> list[Inputs]:
+def _sequences(x: Inputs) -> list[Inputs]:
     def cut(name: str, tensor: Tensor | None, i: int, begin: int, end: int) -> Tensor | None:
         if tensor is None or name == "cu_seqlens":
             return None
         return tensor[i : i + 1] if name in STATE else tensor[:, begin:end]
 
-    ends = cu_seqlens.tolist()
-    check_cu_seqlens(ends, x.q.shape[1])
-    bounds = enumerate(pairwise(ends))
+    bounds = enumerate(pairwise(sequence_bounds(x)))
     return [Inputs.of(cut(name, t, i, *pair) for name, t in x._asdict().items()) for i, pair in bounds]
 
 

@@ -82,6 +82,19 @@ def check_values(x: Inputs) -> None:
             raise ValueError(f"{name} must have values {needed}, got values from {least:g} to {most:g}")
 
 
+def sequence_bounds(x: Inputs) -> list[int]:
+    """Where each sequence starts and ends among the flattened tokens, on the host.
+
+    Packed bounds are checked here whatever :func:`set_value_checks` says: they have to be read anyway.
+    """
+    B, T = x.q.shape[:2]
+    if x.cu_seqlens is None:
+        return list(range(0, B * T + 1, T))
+    bounds = x.cu_seqlens.tolist()
+    check_cu_seqlens(bounds, T)
+    return bounds
+
+
 def as_state(initial_state: SwitchingState | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The parts of an initial state; any 3-tuple will do, as caches keep plain tuples."""
     if initial_state is None:
@@ -172,10 +185,14 @@ def check_cu_seqlens(bounds: list[int], T: int) -> None:
 
 
 def _range(tensor: Tensor) -> tuple[float, float]:
-    """Least and greatest value, NaN (which is for the user to find in the output) left out."""
-    bounds = torch.aminmax(tensor.detach())
+    """Least and greatest value; NaN, which is for the user to find in the output, left out."""
+    values = tensor.detach()
+    bounds = torch.aminmax(values)
     if bounds.min.isnan():
-        bounds = torch.aminmax(tensor.detach().nan_to_num(nan=0.0))
+        values = values[~values.isnan()]
+        if values.numel() == 0:
+            return 0.0, 0.0
+        bounds = torch.aminmax(values)
     return bounds.min.item(), bounds.max.item()
 
 

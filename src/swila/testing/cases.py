@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from swila.ops import SwitchingState
-from swila.ops.call import DecayKind
+from swila.ops.call import PER_TOKEN, DecayKind, Inputs, Options, Problem
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,14 @@ VARIANTS: dict[str, Variant] = {
     "unnormalized": Variant(normalize=False),
     "unnormalized-gated-temporal": Variant("head", key_temporal=True, query_temporal=True, normalize=False),
 }
+
+
+def problem_of(call: dict[str, Any]) -> Problem:
+    """The description of a call with everything asked for: state, statistics and gradients."""
+    state = call.get("initial_state") or (None, None, None)
+    x = Inputs.of([*(call.get(name) for name in PER_TOKEN), *state, call.get("cu_seqlens")])
+    options = Options(call["decay_order"], call["normalize"], return_state=True, routing_stats=True)
+    return Problem.of(x, options, needs_grad=True)
 
 
 def make_call(

@@ -1,8 +1,8 @@
 """Is a backend right? Everything it returns, and every gradient, against the specification in float64.
 
 How far off it may be is not a number made up: the token loop itself, run on the same inputs in the same precision, is
-some way from float64, and a backend may be a few times that far (it adds up in another order), plus a few roundings of
-the recurrence's own arithmetic.
+some way from float64, and a backend may be a few times that far, since it adds up in another order; where the loop
+happens to be closer than chance, a floor of some roundings of the recurrence's own arithmetic takes its place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from swila.ops import SwitchingOutput, SwitchingState, switching_delta_rule
 from swila.ops.call import PER_TOKEN, STATE
 
 TIMES_REFERENCE = 4.0
-ROUNDINGS = 128.0
+ROUNDINGS = 64.0  # a long sum in another order; seen: up to 25 where the token loop happens to round well
 
 
 class Check(NamedTuple):

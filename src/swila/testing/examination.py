@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 
 from swila.ops.backends import Backend, why_not
-from swila.ops.call import PER_TOKEN, Inputs, Options, Problem
-from swila.testing.cases import VARIANTS, make_call
+from swila.testing.cases import VARIANTS, make_call, problem_of
 from swila.testing.checks import Check, check_backend
 
 PACKED = [5, 40, 1, 33]
@@ -37,9 +36,7 @@ def examine(backend: Backend, device: str, dtype: torch.dtype) -> Examination:
         for lengths in (None, PACKED):
             where = f"{name}, packed" if lengths else name
             call = make_call(variant, dtype=dtype, device=device, lengths=lengths)
-            x = Inputs.of([*(call.get(n) for n in PER_TOKEN), *call["initial_state"], call.get("cu_seqlens")])
-            options = Options(variant.decay_order, variant.normalize, return_state=True, routing_stats=True)
-            if reason := why_not(backend, Problem.of(x, options, needs_grad=True)):
+            if reason := why_not(backend, problem_of(call)):
                 refusals.append(reason)
                 continue
             calls += 1

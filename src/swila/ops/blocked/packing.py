@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swila.ops.call import Inputs
-from swila.ops.validation import check_cu_seqlens
+from swila.ops.validation import sequence_bounds
 
 
 class Tokens(NamedTuple):
@@ -51,20 +51,14 @@ class Plan(NamedTuple):
 
 def plan(x: Inputs, longest: int) -> Plan:
     """Cut into chunks of ``longest`` tokens, or fewer where the sequences are shorter (powers of two with a decay)."""
-    B, T = x.q.shape[:2]
-    device = x.q.device
-    if x.cu_seqlens is None:
-        bounds = torch.arange(0, B * T + 1, T)
-    else:
-        bounds = x.cu_seqlens.cpu().long()
-        check_cu_seqlens(bounds.tolist(), T)
+    device, bounds = x.q.device, torch.tensor(sequence_bounds(x))
     lengths, order = bounds.diff().sort(descending=True, stable=True)
     starts = bounds[:-1][order]
     chunks, kept = [], 0
     for begin in range(0, int(lengths[0]), longest):
         left = (lengths[lengths > begin] - begin).tolist()
         first = 0
-        for n in _groups([min(count, longest) for count in left], longest):
+        for n in _groups([min(count, longest) for count in left]):
             C = min(longest, left[first] if x.log_decay is None else _power_of_two(left[first]))
             here = slice(first, first + n)
             position = begin + torch.arange(C)
@@ -85,9 +79,9 @@ def plan(x: Inputs, longest: int) -> Plan:
     return Plan(order.to(device), chunks)
 
 
-def _groups(counts: list[int], longest: int) -> list[int]:
+def _groups(counts: list[int]) -> list[int]:
     """Sizes of the groups to compute together: all, unless padding to the longest would more than double the tokens."""
-    if len(counts) * min(longest, counts[0]) <= 2 * sum(counts):
+    if len(counts) * counts[0] <= 2 * sum(counts):
         return [len(counts)]
     return [len(list(group)) for _, group in groupby(counts, key=_power_of_two)]
 

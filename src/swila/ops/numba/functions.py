@@ -1,7 +1,7 @@
 """exp and log that LLVM can vectorise: in float32 short polynomials on the bits, in float64 the C library's.
 
 Compiled without fast-math, so that their compensated steps stay as they are written. Numba's cache on disk does not see
-a change of this file: ``make clean`` after one.
+a change of this file: delete ``__pycache__`` beside it after one.
 """
 
 from __future__ import annotations

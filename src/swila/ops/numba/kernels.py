@@ -12,7 +12,8 @@ The equations are those of ``reference.py``, the adjoint is theirs by hand. With
 (post-decay: u is read before the decay). The adjoint of r travels as that of ``log r``, as in ``blocked/adjoint.py``.
 
 The state lies as ``W [J, K, V]``, so that every inner loop runs along V: no sums across lanes. Arrays of tokens are
-``[B T, H, ...]``. ``kind`` is the granularity of the decay: 0 none, 1 by key dim, 2 by output dim, 3 by head.
+``[B T, H, ...]``. Constants are made from typed ones (``one = half + half``): a literal would make float32 arithmetic
+float64. ``kind`` is the granularity of the decay: 0 none, 1 by key dim, 2 by output dim, 3 by head.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from swila.ops.compiled.functions import exp, log
+from swila.ops.numba.functions import exp, log
 
 options = {"nogil": True, "cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from threading import Timer
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from swila.ops.backends import Backend
 from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, decay_kind, empty_results, kept_rows
-from swila.ops.validation import check_cu_seqlens
+from swila.ops.validation import sequence_bounds
 
 CHUNK = 32
 KINDS = {None: 0, "key": 1, "value": 2, "head": 3}
@@ -29,10 +30,7 @@ class Job:
 
         B, T, H, _ = x.q.shape
         self.x, self.H, self.tokens = x, H, B * T
-        bounds = list(range(0, B * T + 1, T)) if x.cu_seqlens is None else x.cu_seqlens.tolist()
-        if x.cu_seqlens is not None:
-            check_cu_seqlens(bounds, T)
-        self.bounds = np.array(bounds)
+        self.bounds = np.array(sequence_bounds(x))
         kept = (np.diff(self.bounds) - 1) // CHUNK
         self.kept_rows = np.cumsum(kept) - kept
         six = tuple(self.flat(t) for t in x[:6])
@@ -71,7 +69,7 @@ class Job:
 
 def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
     """Walk the tokens; with ``save`` keep the states every :data:`CHUNK` of them."""
-    from swila.ops.compiled.kernels import forward as kernel
+    from swila.ops.numba.kernels import forward as kernel
 
     job, results = Job(x, options), empty_results(x, options)
     kept, state = saved_like(x, options) if save else [], _initial_state(x)
@@ -96,7 +94,7 @@ def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tens
 
 def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
     """Walk the tokens back, each chunk computed again from the states kept at its start."""
-    from swila.ops.compiled.kernels import backward as kernel
+    from swila.ops.numba.kernels import backward as kernel
 
     job, state = Job(x, options), _initial_state(x)
     H, J, V = x.beta.shape[2:]
@@ -168,6 +166,7 @@ def _word_if_compiling(kernel: Any) -> Iterator[None]:
         timer.cancel()
 
 
+@cache
 def _unusable() -> str | None:
     return None if find_spec("numba") else "numba is not installed: pip install 'swila[cpu]'"
 
