@@ -64,13 +64,7 @@ def op(
 
     size = input_bytes(sizes, form, kind)
     table = Table(title=f"{variant}, {sizes}, {dtype}, {device}", title_justify="left", box=None)
-    for heading in (
-        "backend",
-        "forward ms",
-        "forward + backward ms",
-        "times faster",
-        "peak memory / inputs and gradients",
-    ):
+    for heading in ("backend", "forward ms", "fwd + bwd ms", "× slowest", "memory / (inputs + gradients)"):
         table.add_column(heading, header_style="bold", justify="left" if heading == "backend" else "right")
     for row in rows:
         if row.forward_ms is None or row.total_ms is None or row.times_faster is None:
