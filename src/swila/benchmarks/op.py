@@ -50,7 +50,8 @@ def benchmark(
 
     The backends take turns within each repeat, and the order rotates, so that a slow moment of the machine hits all
     alike; times are medians. A backend that is quick has an untimed go before each turn, because one that takes
-    gigabytes leaves the caches and the allocator in disarray for the next. Peak memory is that of one forward + backward beyond what was there before.
+    gigabytes leaves the caches and the allocator in disarray for the next. Peak memory is that of one forward +
+    backward beyond what was there before.
     """
     call = make_call(variant, shape, dtype=dtype, device=device, initial_state=False)
     rows: list[Row] = []
