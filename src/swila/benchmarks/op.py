@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ def benchmark(
     peaks = {}
     for name in right:
         progress(f"warming up {name}")
-        peaks[name] = peak_memory(lambda name=name: run(call, name), device)  # type: ignore[misc]
+        peaks[name] = peak_memory(partial(run, call, name), device)
     for repeat in range(repeats):
         for name in right[repeat % max(len(right), 1) :] + right[: repeat % max(len(right), 1)]:
             progress(f"timing {name}, {repeat + 1} of {repeats}")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 
 def main() -> None:
     """Entry point: a clear word where the extra is missing, else the application."""
-    try:
-        import rich  # noqa: F401
-        import typer  # noqa: F401
-    except ModuleNotFoundError as missing:
-        sys.exit(f"the swila command needs {missing.name}, which is not installed: pip install 'swila[cli]'")
+    for package in ("typer", "rich"):
+        if find_spec(package) is None:
+            sys.exit(f"the swila command needs {package}, which is not installed: pip install 'swila[cli]'")
     from swila.cli.app import app
 
     app()

@@ -43,8 +43,9 @@ class Check(NamedTuple):
 
 def leaves(call: dict[str, Any]) -> dict[str, Tensor]:
     """The differentiable tensors of a call, by name."""
-    state = call.get("initial_state") or SwitchingState(*[None] * 3)  # type: ignore[arg-type]
-    tensors = {name: call.get(name) for name in PER_TOKEN} | {f"initial_{name}": getattr(state, name) for name in STATE}
+    state = call.get("initial_state") or (None, None, None)
+    tensors = {name: call.get(name) for name in PER_TOKEN}
+    tensors |= {f"initial_{name}": part for name, part in zip(STATE, state, strict=True)}
     return {name: t for name, t in tensors.items() if t is not None}
 
 

@@ -44,7 +44,8 @@ def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) ->
     """Walk the chunks back, each solved again from the state kept at its start."""
     with without_autocast(x.q.device):
         layout, flat = plan(x, CHUNK), _flatten(x)
-        initial, after = _initial_state(x, layout), _final_adjoint(x, layout, grads)
+        initial = _initial_state(x, layout)
+        after = _final_adjoint(initial, layout, grads)
         given = {name: torch.empty_like(t) for name, t in flat._asdict().items() if t is not None and name in PER_TOKEN}
         for tokens in reversed(layout.chunks):
             here, ended = tokens.sequences, tokens.ended
@@ -110,8 +111,8 @@ def _initial_state(x: Inputs, layout: Plan) -> State:
     )
 
 
-def _final_adjoint(x: Inputs, layout: Plan, grads: Results) -> State:
-    pairs = zip(_initial_state(x, layout), grads.final, strict=True)
+def _final_adjoint(like_state: State, layout: Plan, grads: Results) -> State:
+    pairs = zip(like_state, grads.final, strict=True)
     return State(*(torch.zeros_like(like) if grad is None else grad[layout.order].contiguous() for like, grad in pairs))
 
 
