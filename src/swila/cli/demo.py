@@ -36,7 +36,7 @@ def demo(seed: Annotated[int, typer.Option(help="Seed of the stream and of the m
         title="relative squared error of the prediction, second half of the streams", title_justify="left", box=None
     )
     table.add_column("regressors", header_style="bold")
-    for heading in ("state scalars", "all tokens", "0-3 after a switch", "4-7", "16 and later"):
+    for heading in ("state size", "all tokens", "0-3 after a switch", "4-7", "16 on"):
         table.add_column(heading, header_style="bold", justify="right")
     traces = {}
     for mixtures in track((1, 2, 4, 8), "following", console=console, transient=True):
