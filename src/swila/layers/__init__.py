@@ -1,0 +1,17 @@
+"""Sequence layers: SwiLA and its rivals under one contract."""
+
+from swila.layers.attention import Attention as Attention
+from swila.layers.attention import ForgettingAttention as ForgettingAttention
+from swila.layers.cache import Cache as Cache
+from swila.layers.delta_net import DeltaNet as DeltaNet
+from swila.layers.delta_net import GatedDeltaNet as GatedDeltaNet
+from swila.layers.delta_net import KimiDeltaAttention as KimiDeltaAttention
+from swila.layers.load_balancing import RoutingDiagnostics as RoutingDiagnostics
+from swila.layers.load_balancing import mutual_information_loss as mutual_information_loss
+from swila.layers.load_balancing import routing_diagnostics as routing_diagnostics
+from swila.layers.mixer import SequenceMixer as SequenceMixer
+from swila.layers.mom import MixtureOfMemories as MixtureOfMemories
+from swila.layers.registry import MIXERS as MIXERS
+from swila.layers.registry import make_mixer as make_mixer
+from swila.layers.swila import RoutingTrace as RoutingTrace
+from swila.layers.swila import SwiLA as SwiLA

@@ -1,0 +1,272 @@
+"""Softmax attention with rotary positions, and with forget gates (FoX)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swila.layers import fla
+from swila.layers.cache import LayerState
+from swila.layers.mixer import SequenceMixer
+from swila.layers.packing import Sequences, sequences
+from swila.layers.short_conv import ShortConvolution
+
+
+def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
+    """Rotary embedding: dims ``(i, i + D/2)`` of ``x [..., T, H, D]`` turned by ``position [..., T] theta^(-2i/D)``."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    angle = (position.unsqueeze(-1) * frequency).unsqueeze(-2)  # [..., T, 1, D/2]
+    full = x if x.dtype == torch.float64 else x.float()
+    cos, sin = angle.cos().to(full.dtype), angle.sin().to(full.dtype)
+    a, b = full[..., :half], full[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+class Attention(SequenceMixer):
+    """Causal softmax attention, by torch's ``scaled_dot_product_attention``.
+
+    Args:
+        hidden_size: width of the input and the output.
+        num_heads: query heads.
+        num_kv_heads: heads of keys and values; by default as many.
+        head_dim: dims of a head; by default ``hidden_size / num_heads``.
+        rope_theta: base of the rotary positions; None for no positions.
+        qkv_bias: whether the projections of q, k and v have a bias.
+        out_bias: whether the output projection has one.
+        qk_norm: whether q and k get an RMSNorm per head.
+        use_output_gate: whether the output is multiplied by ``sigmoid(W x)``.
+        use_short_conv: whether q, k and v pass a short convolution (without activation).
+        conv_size: its width.
+        conv_bias: whether it has a bias.
+        norm_eps: of ``qk_norm``.
+        layer_idx: the layer's place in the model, and in the cache.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        rope_theta: float | None = 10000.0,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
+        use_output_gate: bool = False,
+        use_short_conv: bool = False,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        norm_eps: float = 1e-5,
+        layer_idx: int = 0,
+    ) -> None:
+        super().__init__(hidden_size, layer_idx)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads < 1 or (head_dim is None and hidden_size % num_heads):
+            raise ValueError(f"num_heads must divide hidden_size = {hidden_size}, got {num_heads}")
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}, got {num_kv_heads}")
+        D = hidden_size // num_heads if head_dim is None else head_dim
+        if rope_theta is not None and D % 2:
+            raise ValueError(f"head_dim must be even for rotary positions, got {D}; or set rope_theta=None")
+        self.num_heads, self.num_kv_heads, self.head_dim, self.rope_theta = num_heads, num_kv_heads, D, rope_theta
+        self.q_proj = nn.Linear(hidden_size, num_heads * D, bias=qkv_bias)
+        self.k_proj = nn.Linear(hidden_size, num_kv_heads * D, bias=qkv_bias)
+        self.v_proj = nn.Linear(hidden_size, num_kv_heads * D, bias=qkv_bias)
+        self.use_short_conv = use_short_conv
+        if use_short_conv:
+            self.q_conv1d = ShortConvolution(num_heads * D, conv_size, conv_bias, activation=None)
+            self.k_conv1d = ShortConvolution(num_kv_heads * D, conv_size, conv_bias, activation=None)
+            self.v_conv1d = ShortConvolution(num_kv_heads * D, conv_size, conv_bias, activation=None)
+        self.q_norm = nn.RMSNorm(D, eps=norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(D, eps=norm_eps) if qk_norm else None
+        self.g_proj = nn.Linear(hidden_size, num_heads * D, bias=False) if use_output_gate else None
+        self.o_proj = nn.Linear(num_heads * D, hidden_size, bias=out_bias)
+
+    def mix(
+        self, x: Tensor, past: LayerState | None, cu_seqlens: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, LayerState | None]:
+        """See :meth:`SequenceMixer.mix`."""
+        past = past or {}
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        conv_state = past.get("conv_state")
+        if self.use_short_conv:
+            before = conv_state if conv_state is not None else (None, None, None)
+            q, q_last = self.q_conv1d(q, before[0], cu_seqlens, return_state)
+            k, k_last = self.k_conv1d(k, before[1], cu_seqlens, return_state)
+            v, v_last = self.v_conv1d(v, before[2], cu_seqlens, return_state)
+            conv_state = (q_last, k_last, v_last) if return_state else None
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        layout = None if cu_seqlens is None else sequences(cu_seqlens, x.shape[1])
+        if self.rope_theta is not None:
+            position = self._positions(x, past.get("attn_state"), layout)
+            q, k = rotate(q, position, self.rope_theta), rotate(k, position, self.rope_theta)
+        o, attn_state = self.attend(
+            q, (k, v, *self.extras(x)), past.get("attn_state"), layout, cu_seqlens, return_state
+        )
+        o = o.flatten(-2)
+        if self.g_proj is not None:
+            o = o * self.g_proj(x).sigmoid()
+        return self.o_proj(o), {"attn_state": attn_state, "conv_state": conv_state} if return_state else None
+
+    def extras(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What else is kept of every token beside key and value, each ``[B, T, ...]``."""
+        return ()
+
+    def bias(self, kept: tuple[Tensor, ...], queries: int) -> Tensor | None:
+        """What is added to the logits ``[N, H, queries, S]``, from what was kept of the S tokens so far."""
+        return None
+
+    def attend(
+        self,
+        q: Tensor,
+        kept: tuple[Tensor, ...],
+        past: Any,
+        layout: Sequences | None,
+        cu_seqlens: Tensor | None,
+        return_state: bool,
+    ) -> tuple[Tensor, Any]:
+        """Attention of ``q [B, T, H, D]`` to what is kept (keys, values, extras) of these tokens and those before.
+
+        The state is ``(*kept, valid)`` with padding on the left, ``valid [N, S]`` where there is a token.
+        """
+        index, N, T = None, q.shape[0], q.shape[1]
+        valid = torch.ones(N, T, dtype=torch.bool, device=q.device)
+        if layout is not None:  # packed sequences as rows of a batch, padded on the left
+            N, T = len(layout.lengths), int(layout.lengths.max())
+            index = layout.row * T + T - layout.lengths[layout.row] + layout.position
+            valid = torch.zeros(N * T, dtype=torch.bool, device=q.device).index_fill(0, index, True).view(N, T)
+            q, *rest = (t.new_zeros(N * T, *t.shape[2:]).index_copy(0, index, t[0]).view(N, T, *t.shape[2:])
+                        for t in (q, *kept))  # fmt: skip
+            kept = tuple(rest)
+        if past is not None:
+            *before, valid_before = past
+            kept = tuple(torch.cat([a, b], 1) for a, b in zip(before, kept, strict=True))
+            valid = torch.cat([valid_before, valid], 1)
+        S = valid.shape[1]
+        bias = self.bias(kept, T)
+        mask: Tensor | None = None
+        if past is not None or index is not None or bias is not None:
+            causal = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+            itself = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T).triu(S - T)
+            mask = ((causal & valid[:, None, :]) | itself).unsqueeze(1)  # padding attends to itself: no empty softmax
+            if bias is not None:
+                mask = bias.masked_fill(~mask, float("-inf")).to(q.dtype)
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            kept[0].transpose(1, 2),
+            kept[1].transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.num_kv_heads != self.num_heads,
+        ).transpose(1, 2)
+        if index is not None:
+            o = o.flatten(0, 1)[index].unsqueeze(0)
+        return o, (*kept, valid) if return_state else None
+
+    def _positions(self, x: Tensor, past: Any, layout: Sequences | None) -> Tensor:
+        seen = None if past is None else past[-1].sum(1)
+        if layout is not None:
+            position = layout.position if seen is None else layout.position + seen[layout.row]
+            return position.unsqueeze(0)
+        position = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        return position if seen is None else position + seen.unsqueeze(1)
+
+    def merge(self, past: LayerState, after: LayerState, rows: Tensor) -> LayerState:
+        """Rows without a token get padding where the others have their new tokens."""
+        grown = after["attn_state"][-1].shape[1] - past["attn_state"][-1].shape[1]
+        padded = tuple(F.pad(t, (0, 0) * (t.ndim - 2) + (0, grown)) for t in past["attn_state"])
+        return super().merge({**past, "attn_state": padded}, after, rows)
+
+    def state_size(self, length: int = 1) -> int:
+        """Keys and values of ``length`` tokens."""
+        return 2 * self.num_kv_heads * self.head_dim * length
+
+
+class ForgettingAttention(Attention):
+    """Softmax attention that forgets: ``logits_ts = q_t · k_s / √D + Σ_{s<i<=t} log f_i``, f a sigmoid gate per head.
+
+    From *Forgetting Transformer: Softmax Attention with a Forget Gate* (Lin et al., 2025), without positions.
+
+    Args:
+        hidden_size: width of the input and the output.
+        num_heads: query heads.
+        num_kv_heads: heads of keys and values; by default as many.
+        head_dim: dims of a head; by default ``hidden_size / num_heads``.
+        qkv_bias: whether the projections of q, k and v have a bias.
+        qk_norm: whether q and k get an RMSNorm per head.
+        use_output_gate: whether the output is multiplied by ``sigmoid(W x)``.
+        use_short_conv: whether q, k and v pass a short convolution (without activation).
+        conv_size: its width.
+        conv_bias: whether it has a bias.
+        norm_eps: of ``qk_norm``.
+        layer_idx: the layer's place in the model, and in the cache.
+        backend: ``"torch"``, or ``"fla"`` for flash-linear-attention's kernel (calls without a cache).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        use_output_gate: bool = False,
+        use_short_conv: bool = False,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        norm_eps: float = 1e-5,
+        layer_idx: int = 0,
+        backend: str = "torch",
+    ) -> None:
+        if backend not in ("torch", "fla"):
+            raise ValueError(f"backend must be 'torch' or 'fla', got {backend!r}")
+        super().__init__(
+            hidden_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            rope_theta=None,
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            use_output_gate=use_output_gate,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+        )
+        self.backend = backend
+        self.f_proj = nn.Linear(hidden_size, num_heads, bias=True)
+
+    def extras(self, x: Tensor) -> tuple[Tensor, ...]:
+        """``log f [B, T, H]``, in float32 at least."""
+        logits = self.f_proj(x)
+        return (F.logsigmoid(logits if logits.dtype == torch.float64 else logits.float()),)
+
+    def bias(self, kept: tuple[Tensor, ...], queries: int) -> Tensor:
+        """``Σ_{s<i<=t} log f_i`` for the last ``queries`` tokens t and all s, zeros for s > t."""
+        total = kept[2].cumsum(1, dtype=torch.float64).transpose(1, 2)  # [N, H, S]
+        forgotten = total[:, :, -queries:, None] - total[:, :, None, :]
+        return forgotten.clamp_max(0).to(kept[2].dtype)
+
+    def attend(
+        self,
+        q: Tensor,
+        kept: tuple[Tensor, ...],
+        past: Any,
+        layout: Sequences | None,
+        cu_seqlens: Tensor | None,
+        return_state: bool,
+    ) -> tuple[Tensor, Any]:
+        """See :meth:`Attention.attend`; by flash-linear-attention where asked for and nothing is carried."""
+        if self.backend == "fla" and past is None and not return_state:
+            k, v, log_forget = kept
+            return fla.forgetting_attention(q, k, v, log_forget, cu_seqlens), None
+        return super().attend(q, kept, past, layout, cu_seqlens, return_state)

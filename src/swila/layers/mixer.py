@@ -1,0 +1,99 @@
+"""The contract of every sequence layer, ours and its rivals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from swila.layers.cache import Cache, LayerState, batch_rows, layer_state, merge_rows, select_rows
+from swila.layers.packing import pack
+
+
+class SequenceMixer(nn.Module):
+    """A layer that mixes tokens along time: what all of them share, and the two methods each of them writes.
+
+    :meth:`forward` is that of flash-linear-attention's layers. It deals with padding, packed sequences and the cache,
+    once; a layer writes :meth:`mix`, for whole or packed sequences, and :meth:`state_size`.
+    """
+
+    def __init__(self, hidden_size: int, layer_idx: int = 0) -> None:
+        super().__init__()
+        if not isinstance(layer_idx, int) or layer_idx < 0:
+            raise ValueError(f"layer_idx must be the layer's place in the model, 0 or more, got {layer_idx!r}")
+        self.hidden_size = hidden_size
+        self.layer_idx = layer_idx
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, None, Any]:
+        """Mix the tokens.
+
+        Args:
+            hidden_states: ``[B, T, hidden_size]``.
+            attention_mask: 1 for a token and 0 for padding, ``[B, T]``; or longer, then its last T columns count.
+            past_key_values: the :class:`~swila.layers.Cache` of the tokens before these; it is read and updated.
+            use_cache: whether to make a cache if none is given.
+            output_attentions: must be False; it is here because callers pass it.
+            cu_seqlens: bounds of packed sequences, int ``[N + 1]``; then B must be 1, and a cache has N rows.
+
+        Returns:
+            The output ``[B, T, hidden_size]`` (zeros at padding), None, and the cache or None.
+        """
+        if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
+            raise ValueError(
+                f"hidden_states must be [B, T, hidden_size] with hidden_size {self.hidden_size}, "
+                f"got shape {list(hidden_states.shape)}"
+            )
+        if output_attentions:
+            raise ValueError("output_attentions must be False: this layer forms no attention matrix")
+        if cu_seqlens is not None and hidden_states.shape[0] != 1:
+            raise ValueError(f"hidden_states must have batch size 1 with cu_seqlens, got {hidden_states.shape[0]}")
+        packed = pack(hidden_states, attention_mask, cu_seqlens)
+        if past_key_values is None and use_cache:
+            past_key_values = Cache()
+        past = layer_state(past_key_values, self.layer_idx)
+        rows = hidden_states.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        if past is not None and batch_rows(past) != rows:
+            raise ValueError(f"past_key_values must have a row for each of {rows} sequences, got {batch_rows(past)}")
+        if packed.rows is not None and past is None and past_key_values is not None:
+            raise ValueError("attention_mask must leave every row at least one token when a cache begins")
+
+        if packed.x.shape[1] == 0:
+            return packed.restore(packed.x), None, past_key_values
+        before = past if packed.rows is None or past is None else select_rows(past, packed.rows)
+        y, after = self.mix(packed.x, before, packed.cu_seqlens, past_key_values is not None)
+        if past_key_values is not None:
+            assert after is not None
+            if packed.rows is not None:
+                assert past is not None
+                after = self.merge(past, after, packed.rows)
+            past_key_values.update(**after, layer_idx=self.layer_idx, offset=hidden_states.shape[1])
+        return packed.restore(y), None, past_key_values
+
+    def mix(
+        self, x: Tensor, past: LayerState | None, cu_seqlens: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, LayerState | None]:
+        """Mix ``x [B, T, hidden_size]`` (packed: ``[1, T, hidden_size]``), from ``past`` on.
+
+        Returns:
+            The output, and with ``return_state`` what the layer carries on.
+        """
+        raise NotImplementedError
+
+    def merge(self, past: LayerState, after: LayerState, rows: Tensor) -> LayerState:
+        """The state of the whole batch when only some of its ``rows`` had a token: ``past`` with those replaced."""
+        return merge_rows({key: past.get(key) for key in after}, after, rows)
+
+    def state_size(self, length: int = 1) -> int:
+        """Scalars of memory carried after ``length`` tokens: the recurrent matrices alone, or keys and values.
+
+        As in the paper, convolution buffers and SwiLA's last responsibilities are not counted.
+        """
+        raise NotImplementedError

@@ -1,0 +1,137 @@
+"""Mixture of memories: several delta-rule memories, of which a router picks a few at each token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swila.layers.decay import DecayGate
+from swila.layers.delta_rule import delta_rule
+from swila.layers.recurrent import RecurrentMixer, head_dims
+
+
+class MixtureOfMemories(RecurrentMixer):
+    r"""M memories with keys and values of their own; each token writes to and reads from the ``top_k`` that suit it.
+
+    With ``s = softmax(W_r x)``, the selected set ``S`` of the ``top_k`` largest, and ``w_m = s_m / Σ_{S} s`` on it::
+
+        W_m <- delta rule of (k_m, v_m, β_m)   for m in S, the others untouched
+        o    = Σ_{m in S} w_m W_m q            (+ W_shared q, a memory that sees every token)
+
+    From *MoM: Linear Sequence Modeling with Mixture-of-Memories* (Du et al., 2026). Memories are heads of one call: a
+    token that is not routed to a memory has β = 0 and no decay there, which is no step at all. Nothing passes between
+    tokens but through the states, so nothing leaks, in training or not.
+
+    Deviations from flash-linear-attention's code: the short convolutions run over the sequence before routing, not over
+    each memory's tokens (its training runs them over the packed tokens of all memories and samples, which lets later
+    tokens and other samples in); with a decay, its bias is per memory.
+
+    Args:
+        hidden_size: width of the input and the output.
+        num_heads: heads H of each memory.
+        head_dim: key and value dims of a head; or else
+        expand_k: width of all heads' keys relative to ``hidden_size`` (default 1), and
+        expand_v: the same for values.
+        num_memories: routed memories M.
+        top_k: how many of them a token uses.
+        shared_memory: whether there is one more that every token uses, added unweighted.
+        gate: whether memories decay, as in Gated DeltaNet (GDN-MoM); otherwise DN-MoM.
+        use_output_gate: whether the normalised output is multiplied by ``silu(W x)``.
+        use_short_conv: whether q, k and v pass a short convolution.
+        conv_size: its width.
+        conv_bias: whether it has a bias.
+        norm_eps: of the output's RMSNorm.
+        balance_scale: weight of the load-balancing loss in training.
+        layer_idx: the layer's place in the model, and in the cache.
+        backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 1,
+        head_dim: int | None = None,
+        expand_k: float | None = None,
+        expand_v: float | None = None,
+        num_memories: int = 4,
+        top_k: int = 2,
+        shared_memory: bool = False,
+        gate: bool = False,
+        use_output_gate: bool = False,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        norm_eps: float = 1e-5,
+        balance_scale: float = 0.01,
+        layer_idx: int = 0,
+        backend: str = "auto",
+    ) -> None:
+        if not 1 <= top_k <= num_memories:
+            raise ValueError(f"top_k must be between 1 and num_memories = {num_memories}, got {top_k}")
+        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
+        super().__init__(
+            hidden_size,
+            num_heads,
+            K,
+            V,
+            output_gate="linear" if use_output_gate else None,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+            backend=backend,
+            streams=num_memories + shared_memory,
+        )
+        self.num_memories, self.top_k, self.shared_memory = num_memories, top_k, shared_memory
+        self.balance_scale = balance_scale
+        self._loss: Tensor | None = None
+        self.router = nn.Linear(hidden_size, num_memories, bias=False)
+        self.b_proj = nn.Linear(hidden_size, self.streams * num_heads, bias=False)
+        self.decay = DecayGate(hidden_size, num_heads, self.streams, slowest=0.0) if gate else None
+
+    def recur(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, cu_seqlens: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, Any]:
+        """See :meth:`RecurrentMixer.recur`."""
+        S, H = self.streams, self.num_heads
+        weights, used = self._route(x)
+        beta = self.b_proj(x).sigmoid().unflatten(-1, (S, H)) * used.unsqueeze(-1).to(x.dtype)
+        log_decay = None
+        if self.decay is not None:
+            log_decay = (self.decay(x).mT * used.unsqueeze(-1)).flatten(-2)
+        queries = q.unsqueeze(2).expand(-1, -1, S, -1, -1).flatten(2, 3)
+        o, state = delta_rule(queries, k, v, beta.flatten(-2), log_decay, state, cu_seqlens, return_state, self.backend)
+        return torch.einsum("btshv,bts->bthv", o.unflatten(2, (S, H)), weights.to(o.dtype)), state
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Reading weights and 0/1 use of every memory, both ``[B, T, S]``; the shared memory comes last."""
+        probabilities = self.router(x).softmax(-1, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        chosen, index = probabilities.topk(self.top_k, -1)
+        used = torch.zeros_like(probabilities).scatter(-1, index, 1.0)
+        weights = probabilities * used / chosen.sum(-1, keepdim=True)
+        self._loss = None
+        if self.training and self.balance_scale:
+            self._loss = self.balance_scale * switch_loss(probabilities, used)
+        if self.shared_memory:
+            weights, used = F.pad(weights, (0, 1), value=1.0), F.pad(used, (0, 1), value=1.0)
+        return weights, used
+
+    def auxiliary_loss(self) -> Tensor | None:
+        """The load-balancing loss of the last call in training, once; then None until the next call."""
+        loss, self._loss = self._loss, None
+        return loss
+
+
+def switch_loss(probabilities: Tensor, used: Tensor) -> Tensor:
+    """``M Σ_m f_m P_m``: the share of tokens that use memory m times its mean probability; ``top_k`` when even.
+
+    Args:
+        probabilities: of the router, ``[B, T, M]``.
+        used: 1 where a token uses a memory, ``[B, T, M]``.
+    """
+    M = probabilities.shape[-1]
+    return M * (used.mean((0, 1)) * probabilities.mean((0, 1))).sum()

@@ -1,0 +1,91 @@
+"""Padded batches as packed sequences: tokens without the padding, one sequence after another.
+
+A layer then has one kind of variable length to deal with, ``cu_seqlens``. For example the left-padded batch
+
+    mask  0 0 1 1        tokens . . a b
+          1 1 1 1               c d e f
+
+becomes the packed ``a b c d e f`` with ``cu_seqlens = 0 2 6``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Packed(NamedTuple):
+    """The tokens of a call as a layer computes them, and the way back.
+
+    Attributes:
+        x: ``[B, T, D]`` as they came, or ``[1, tokens, D]`` packed.
+        cu_seqlens: bounds of the packed sequences, or None.
+        kept: indices of the packed tokens among the ``B * T``; None if nothing was taken out.
+        rows: rows of the batch that have a token; None if all have.
+        shape: ``(B, T)`` of the batch as it came.
+    """
+
+    x: Tensor
+    cu_seqlens: Tensor | None
+    kept: Tensor | None
+    rows: Tensor | None
+    shape: tuple[int, int]
+
+    def restore(self, y: Tensor) -> Tensor:
+        """Results ``[1, tokens, D]`` in their places in ``[B, T, D]``, zeros at the padding."""
+        if self.kept is None:
+            return y
+        B, T = self.shape
+        flat = y.new_zeros(B * T, y.shape[-1])
+        return flat.index_copy(0, self.kept, y.squeeze(0)).view(B, T, -1)
+
+
+def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Packed:
+    """Take the padding out of a batch ``x [B, T, D]``.
+
+    Args:
+        x: hidden states.
+        attention_mask: 1 for a token, 0 for padding, ``[B, T]``, or ``[B, S]`` with S > T of which the last T count
+            (the mask of a whole text, when only its end is passed). Left, right or any other padding.
+        cu_seqlens: bounds of sequences that are packed already; excludes a mask.
+    """
+    B, T = x.shape[:2]
+    if cu_seqlens is not None:
+        if attention_mask is not None:
+            raise ValueError("attention_mask must be None with cu_seqlens: packed sequences have no padding")
+        return Packed(x, cu_seqlens, None, None, (B, T))
+    if attention_mask is None:
+        return Packed(x, None, None, None, (B, T))
+    if attention_mask.ndim != 2 or attention_mask.shape[0] != B or attention_mask.shape[1] < T:
+        raise ValueError(
+            f"attention_mask must be [B, T] = [{B}, {T}] (or longer, for the text so far) with 0 for padding, "
+            f"got shape {list(attention_mask.shape)}"
+        )
+    mask = attention_mask[:, -T:].ne(0)
+    if bool(mask.all()):
+        return Packed(x, None, None, None, (B, T))
+    kept = mask.flatten().nonzero().squeeze(1)
+    lengths = mask.sum(1)
+    rows = None if bool(lengths.all()) else lengths.nonzero().squeeze(1)
+    if rows is not None:
+        lengths = lengths[rows]
+    packed = x.flatten(0, 1).index_select(0, kept).unsqueeze(0)
+    return Packed(packed, F.pad(lengths.cumsum(0), (1, 0)), kept, rows, (B, T))
+
+
+class Sequences(NamedTuple):
+    """Which sequence each token of a packed row belongs to, and its place in it; both ``[T]``."""
+
+    row: Tensor
+    position: Tensor
+    lengths: Tensor  # [N]
+
+
+def sequences(cu_seqlens: Tensor, T: int) -> Sequences:
+    """The sequences of a packed row of T tokens: ``cu_seqlens`` 0 2 6 gives row 0 0 1 1 1 1, position 0 1 0 1 2 3."""
+    time = torch.arange(T, device=cu_seqlens.device)
+    row = torch.searchsorted(cu_seqlens[1:].contiguous(), time, right=True)
+    return Sequences(row, time - cu_seqlens[row], cu_seqlens.diff())

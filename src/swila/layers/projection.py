@@ -1,0 +1,43 @@
+"""Projections by name: full, low-rank, or SwiGLU with an inner width."""
+
+from __future__ import annotations
+
+import re
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class SwiGLU(nn.Module):
+    """``W_out (silu(W_gate x) ⊙ W_in x)``, without biases."""
+
+    def __init__(self, in_features: int, inner: int, out_features: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(in_features, inner, bias=False)
+        self.up = nn.Linear(in_features, inner, bias=False)
+        self.down = nn.Linear(inner, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def make_projection(name: str, kind: str, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
+    """A projection of the given kind.
+
+    Args:
+        name: of the argument that chose it, for the error.
+        kind: ``"linear"``, ``"low-rank:16"`` (two matrices of rank 16) or ``"swiglu:256"`` (inner width 256).
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether the last matrix has one.
+    """
+    match = re.fullmatch(r"linear|(low-rank|swiglu):([1-9]\d*)", kind) if isinstance(kind, str) else None
+    if match is None or (bias and match[1] == "swiglu"):
+        raise ValueError(f"{name} must be 'linear', 'low-rank:RANK' or 'swiglu:WIDTH', got {kind!r}")
+    if match[1] is None:
+        return nn.Linear(in_features, out_features, bias=bias)
+    inner = int(match[2])
+    if match[1] == "swiglu":
+        return SwiGLU(in_features, inner, out_features)
+    return nn.Sequential(nn.Linear(in_features, inner, bias=False), nn.Linear(inner, out_features, bias=bias))

@@ -1,0 +1,33 @@
+"""Sequence layers by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from swila.layers.attention import Attention, ForgettingAttention
+from swila.layers.delta_net import DeltaNet, GatedDeltaNet, KimiDeltaAttention
+from swila.layers.mixer import SequenceMixer
+from swila.layers.mom import MixtureOfMemories
+from swila.layers.swila import SwiLA
+
+MIXERS: dict[str, type[SequenceMixer]] = {
+    "swila": SwiLA,
+    "delta-net": DeltaNet,
+    "gated-delta-net": GatedDeltaNet,
+    "kda": KimiDeltaAttention,
+    "mom": MixtureOfMemories,
+    "attention": Attention,
+    "forgetting-attention": ForgettingAttention,
+}
+
+
+def make_mixer(name: str, hidden_size: int, **options: Any) -> SequenceMixer:
+    """The layer of that name with its options, or a ValueError that says what there is."""
+    if name not in MIXERS:
+        raise ValueError(f"mixer must be one of {', '.join(MIXERS)}, got {name!r}")
+    accepted = [parameter for parameter in inspect.signature(MIXERS[name]).parameters if parameter != "hidden_size"]
+    for option in options:
+        if option not in accepted:
+            raise ValueError(f"{option!r} is not an option of the mixer {name!r}; it has {', '.join(accepted)}")
+    return MIXERS[name](hidden_size, **options)

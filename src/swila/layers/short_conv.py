@@ -1,0 +1,91 @@
+"""Short causal convolution along time, one filter per channel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swila.layers.packing import sequences
+
+
+class ShortConvolution(nn.Module):
+    """``y_t = Σ_i w_i x_{t-W+1+i}`` for each channel, then optionally SiLU; W the width.
+
+    Sequences start from zeros, or from the last ``W - 1`` inputs of the call before. Channels beyond the layer's own
+    number are further streams through the same filters.
+
+    Args:
+        channels: number of filters C.
+        width: taps of each filter, W.
+        bias: whether to add one per channel.
+        activation: ``"silu"`` or None.
+    """
+
+    def __init__(self, channels: int, width: int, bias: bool = False, activation: str | None = "silu") -> None:
+        super().__init__()
+        if width < 2:
+            raise ValueError(f"conv_size must be at least 2, got {width}; turn it off with use_short_conv=False")
+        if activation not in ("silu", None):
+            raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
+        self.channels, self.width, self.activation = channels, width, activation
+        self.weight = nn.Parameter(torch.empty(channels, width))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform, as torch starts a convolution."""
+        nn.init.uniform_(self.weight, -1 / math.sqrt(self.width), 1 / math.sqrt(self.width))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None, return_state: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Convolve ``x [B, T, C]`` (packed: ``[1, T, C]``).
+
+        Returns:
+            ``y`` of the same shape, and the last inputs ``[N, W - 1, C]`` of every sequence if wanted.
+        """
+        streams = x.shape[-1] // self.channels
+        weight = self.weight.repeat(streams, 1).to(x.dtype)
+        taps, last = self._dense(x, state) if cu_seqlens is None else self._packed(x, state, cu_seqlens, return_state)
+        y = taps[-1] * weight[:, -1]
+        for i in range(self.width - 1):
+            y = torch.addcmul(y, taps[i], weight[:, i])
+        if self.bias is not None:
+            y = y + self.bias.repeat(streams).to(x.dtype)
+        return F.silu(y) if self.activation else y, last if return_state else None
+
+    def _dense(self, x: Tensor, state: Tensor | None) -> tuple[list[Tensor], Tensor]:
+        B, T, C = x.shape
+        before = x.new_zeros(B, self.width - 1, C) if state is None else state.to(x.dtype)
+        extended = torch.cat([before, x], 1)
+        return [extended[:, i : i + T] for i in range(self.width)], extended[:, T:]
+
+    def _packed(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor, return_state: bool
+    ) -> tuple[list[Tensor], Tensor | None]:
+        T, C = x.shape[1:]
+        row, position, lengths = sequences(cu_seqlens, T)
+        before = x.new_zeros(len(lengths), self.width - 1, C) if state is None else state.to(x.dtype)
+        reach = self.width - 1
+        taps = [x]
+        for back in range(1, self.width):
+            earlier = F.pad(x, (0, 0, back, 0))[:, :T]
+            carried = before[row, (reach + position - back).clamp(0, reach - 1)]
+            taps.insert(0, torch.where((position >= back)[:, None], earlier, carried))
+        if not return_state:
+            return taps, None
+        last = [before]
+        for back in range(reach, 0, -1):  # the inputs that will lie `back` before the next token
+            at = (cu_seqlens[1:] - back).clamp_min(0)
+            carried = before.gather(1, (reach + lengths - back).clamp(0, reach - 1)[:, None, None].expand(-1, 1, C))
+            last.append(torch.where((lengths >= back)[:, None, None], x[0, at].unsqueeze(1), carried))
+        return taps, torch.cat(last[1:], 1)
+
+    def extra_repr(self) -> str:
+        """Sizes, for printing."""
+        return f"{self.channels}, width={self.width}, activation={self.activation}"

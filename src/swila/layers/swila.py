@@ -1,0 +1,242 @@
+r"""Switching linear attention, the layer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swila.layers.decay import DecayGate
+from swila.layers.load_balancing import RoutingDiagnostics, mutual_information_loss, routing_diagnostics
+from swila.layers.projection import make_projection
+from swila.layers.recurrent import RecurrentMixer, head_dims
+from swila.ops import RoutingStats, SwitchingState, switching_delta_rule, switching_delta_rule_step
+
+
+class RoutingTrace(NamedTuple):
+    """Where each token went: responsibilities ``r`` (key side) and mix ``ρ`` (query side), ``[B, T, H, J, V]``."""
+
+    key: Tensor
+    query: Tensor
+
+
+class SwiLA(RecurrentMixer):
+    r"""A mixture of J online linear regressors per head, each output dimension choosing among them at every token.
+
+    From the input ``x_t``, per head, mixture ``j`` and output dimension ``d``::
+
+        q, k, v  = silu(conv(W_q x)), silu(conv(W_k x)), silu(conv(W_v x)),   q and k of unit length
+        β_jd     = sigmoid(W_β x)                                             learning rates
+        π^k, π^q = softmax_j(W_k' x), softmax_j(W_q' x)                       priors of writing and reading
+        g^k, g^q = sigmoid(W_g x + b_g)                                       temporal gates (with temporal)
+        α        = exp(-exp(A) softplus(W_α x + b_α))                         decay (with gate)
+
+    then the recurrence of :func:`swila.switching_delta_rule`, an RMSNorm per head, optionally an output gate, and the
+    output projection.
+
+    Args:
+        hidden_size: width of the input and the output.
+        num_heads: heads H.
+        num_mixtures: regressors J per head.
+        head_dim: key and value dims of a head; or else
+        expand_k: width of all heads' keys relative to ``hidden_size`` (default 0.5, as in the paper), and
+        expand_v: the same for values.
+        temporal: whether the priors persist from token to token (Temporal SwiLA).
+        gate: what has a decay of its own: None (no decay), ``"key"`` (each key dim, as in the paper's language models),
+            ``"value"`` (each output dim) or ``"head"``; for each mixture.
+        decay_order: ``"pre"`` (errors at the decayed state, as in the paper's models) or ``"post"``.
+        normalize: False leaves out the denominator of the responsibilities.
+        router_projection: of the two priors: ``"linear"``, ``"low-rank:RANK"`` or ``"swiglu:WIDTH"``.
+        beta_projection: of the learning rates, likewise.
+        decay_projection: of the decay, likewise.
+        temporal_bias: start of the temporal gates' bias; below 0 the priors start sticky (-2 opens gates by 0.12).
+        router_noise: whether to add ``ε softplus(W_noise x)`` to the logits of both priors in training.
+        temporal_noise: the same for the logits of the temporal gates.
+        use_short_conv: whether q, k and v pass a short convolution.
+        conv_size: its width, 2 or 4 as a rule.
+        conv_bias: whether it has a bias.
+        use_output_gate: whether the normalised output is multiplied by ``silu(W x)``.
+        norm_eps: of the output's RMSNorm.
+        balance_marginal: λ_marg of the load-balancing loss, the weight of even usage.
+        balance_conditional: λ_cond of it, the weight of commitment; by default the same.
+        track_routing: whether to keep routing statistics of every call for :meth:`routing_diagnostics`; with a weight
+            of load balancing they are kept in training anyway.
+        layer_idx: the layer's place in the model, and in the cache.
+        backend: of the operation; see :func:`swila.switching_delta_rule`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 8,
+        num_mixtures: int = 4,
+        head_dim: int | None = None,
+        expand_k: float | None = None,
+        expand_v: float | None = None,
+        temporal: bool = False,
+        gate: Literal["key", "value", "head"] | None = None,
+        decay_order: Literal["pre", "post"] = "pre",
+        normalize: bool = True,
+        router_projection: str = "linear",
+        beta_projection: str = "linear",
+        decay_projection: str = "linear",
+        temporal_bias: float = 0.0,
+        router_noise: bool = False,
+        temporal_noise: bool = False,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        use_output_gate: bool = False,
+        norm_eps: float = 1e-5,
+        balance_marginal: float = 0.0,
+        balance_conditional: float | None = None,
+        track_routing: bool = False,
+        layer_idx: int = 0,
+        backend: str = "auto",
+    ) -> None:
+        if num_mixtures < 1:
+            raise ValueError(f"num_mixtures must be at least 1, got {num_mixtures}")
+        if gate not in (None, "key", "value", "head"):
+            raise ValueError(f"gate must be None, 'key', 'value' or 'head', got {gate!r}")
+        if decay_order not in ("pre", "post"):
+            raise ValueError(f"decay_order must be 'pre' or 'post', got {decay_order!r}")
+        if temporal_noise and not temporal:
+            raise ValueError("temporal_noise must be False without temporal: there is no gate to add noise to")
+        if head_dim is None:
+            expand_k, expand_v = (0.5 if expand is None else expand for expand in (expand_k, expand_v))
+        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
+        super().__init__(
+            hidden_size,
+            num_heads,
+            K,
+            V,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            output_gate="linear" if use_output_gate else None,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+            backend=backend,
+        )
+        H, J = num_heads, num_mixtures
+        self.num_mixtures, self.temporal, self.gate = num_mixtures, temporal, gate
+        self.decay_order, self.normalize = decay_order, normalize
+        self.router_noise, self.temporal_noise = router_noise, temporal_noise
+        self.balance_marginal = balance_marginal
+        self.balance_conditional = balance_marginal if balance_conditional is None else balance_conditional
+        self.track_routing = track_routing
+        self._stats: RoutingStats | None = None
+        self._loss: Tensor | None = None
+
+        self.b_proj = make_projection("beta_projection", beta_projection, hidden_size, H * J * V)
+        if J > 1:
+            self.key_router = make_projection("router_projection", router_projection, hidden_size, H * J * V)
+            self.query_router = make_projection("router_projection", router_projection, hidden_size, H * J * V)
+            if router_noise:
+                self.key_noise = nn.Linear(hidden_size, H * J * V, bias=False)
+                self.query_noise = nn.Linear(hidden_size, H * J * V, bias=False)
+        if temporal:
+            self.key_gate = nn.Linear(hidden_size, H * V, bias=False)
+            self.query_gate = nn.Linear(hidden_size, H * V, bias=False)
+            # parameters of their own, so that an initialisation of all Linear modules leaves the stickiness
+            self.key_gate_bias = nn.Parameter(torch.full((H * V,), float(temporal_bias)))
+            self.query_gate_bias = nn.Parameter(torch.full((H * V,), float(temporal_bias)))
+            if temporal_noise:
+                self.key_gate_noise = nn.Linear(hidden_size, H * V, bias=False)
+                self.query_gate_noise = nn.Linear(hidden_size, H * V, bias=False)
+        if gate is not None:
+            width = {"key": K, "value": V, "head": 1}[gate]
+            self.decay = DecayGate(hidden_size, H * J, width, decay_projection)
+
+    def recur(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, cu_seqlens: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, SwitchingState | None]:
+        """See :meth:`RecurrentMixer.recur`."""
+        balanced = self.training and (self.balance_marginal != 0 or self.balance_conditional != 0)
+        operands = self._operands(x, q, k, v)
+        state = None if state is None else SwitchingState(*state)
+        common: dict[str, Any] = {"decay_order": self.decay_order, "normalize": self.normalize, "backend": self.backend}
+        if x.shape[1] == 1 and cu_seqlens is None and not (balanced or self.track_routing):
+            out = switching_delta_rule_step(**operands, **common, initial_state=state, return_state=return_state)
+        else:
+            out = switching_delta_rule(
+                **operands,
+                **common,
+                initial_state=state,
+                cu_seqlens=cu_seqlens,
+                return_state=return_state,
+                routing_stats=balanced or self.track_routing,
+            )
+        self._stats = None if out.stats is None else RoutingStats(*(part.detach() for part in out.stats))
+        self._loss = None
+        if balanced:
+            assert out.stats is not None
+            self._loss = mutual_information_loss(out.stats, self.balance_marginal, self.balance_conditional)
+        return out.output, out.state
+
+    def auxiliary_loss(self) -> Tensor | None:
+        """The load-balancing loss of the last call in training, once; then None until the next call."""
+        loss, self._loss = self._loss, None
+        return loss
+
+    def routing_diagnostics(self) -> RoutingDiagnostics | None:
+        """Utilisation, routing entropy and dead mixtures of the last call that kept statistics."""
+        return None if self._stats is None else routing_diagnostics(self._stats)
+
+    @torch.no_grad()
+    def trace(self, hidden_states: Tensor) -> RoutingTrace:
+        """Responsibilities and mix of every token of ``hidden_states [B, T, hidden_size]``; to look at, not fast."""
+        q, k, v, _ = self._qkv(hidden_states, None, None, False)
+        operands = self._operands(hidden_states, q, k, v)
+        key, query = [], []
+        for b in range(hidden_states.shape[0]):
+            state, found = None, []
+            for t in range(hidden_states.shape[1]):
+                token = {name: part[b : b + 1, t : t + 1] for name, part in operands.items() if part is not None}
+                out = switching_delta_rule(
+                    **token,
+                    decay_order=self.decay_order,
+                    normalize=self.normalize,
+                    initial_state=state,
+                    return_state=True,
+                    routing_stats=True,  # the mean over one token is that token
+                    backend=self.backend,
+                )
+                state = out.state
+                assert out.stats is not None
+                found.append(out.stats)
+            key.append(torch.stack([stats.key_usage for stats in found]))
+            query.append(torch.stack([stats.query_usage for stats in found]))
+        return RoutingTrace(torch.stack(key), torch.stack(query))
+
+    def state_size(self, length: int = 1) -> int:
+        """``H J K V``."""
+        return super().state_size() * self.num_mixtures
+
+    def _operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        H, J, V = self.num_heads, self.num_mixtures, self.head_v_dim
+        beta = self.b_proj(x).sigmoid().unflatten(-1, (H, J, V))
+        operands: dict[str, Any] = {"q": q, "k": k, "v": v, "beta": beta}
+        for side in ("key", "query"):
+            if J > 1:
+                noise = getattr(self, f"{side}_noise") if self.router_noise else None
+                logits = self._noisy(getattr(self, f"{side}_router")(x), noise, x).unflatten(-1, (H, J, V))
+            else:
+                logits = torch.zeros_like(beta)
+            operands[f"{side}_logits"] = logits
+            if self.temporal:
+                noise = getattr(self, f"{side}_gate_noise") if self.temporal_noise else None
+                logits = getattr(self, f"{side}_gate")(x)
+                logits = self._noisy(logits + getattr(self, f"{side}_gate_bias").to(logits.dtype), noise, x)
+                operands[f"{side}_gate"] = logits.sigmoid().unflatten(-1, (H, V))
+        if self.gate is not None:
+            log_decay = self.decay(x).unflatten(-2, (H, J))
+            operands["log_decay"] = log_decay.unsqueeze(-1 if self.gate == "value" else -2)
+        return operands
+
+    def _noisy(self, logits: Tensor, noise: nn.Module | None, x: Tensor) -> Tensor:
+        if noise is None or not self.training:
+            return logits
+        return logits + torch.randn_like(logits) * F.softplus(noise(x))
