@@ -13,12 +13,12 @@ from swila.layers.swila import SwiLA
 
 MIXERS: dict[str, type[SequenceMixer]] = {
     "swila": SwiLA,
-    "delta-net": DeltaNet,
-    "gated-delta-net": GatedDeltaNet,
+    "deltanet": DeltaNet,
+    "gated-deltanet": GatedDeltaNet,
     "kda": KimiDeltaAttention,
     "mom": MixtureOfMemories,
     "attention": Attention,
-    "forgetting-attention": ForgettingAttention,
+    "fox": ForgettingAttention,
 }
 
 

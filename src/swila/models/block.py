@@ -1,0 +1,43 @@
+"""The block of the synthetic experiments: pre-norm, a sequence mixer, then an MLP (as in Zoology)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from swila.layers import SequenceMixer
+
+
+class MLP(nn.Sequential):
+    """``W_2 gelu(W_1 x + b_1) + b_2`` with an inner width of ``ratio`` times the outer."""
+
+    def __init__(self, hidden_size: int, ratio: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(hidden_size, ratio * hidden_size)
+        self.activation = nn.GELU()
+        self.fc2 = nn.Linear(ratio * hidden_size, hidden_size)
+
+
+class Block(nn.Module):
+    """``x + mixer(norm(x))``, then ``x + MLP(norm(x))``, with dropout on what is added.
+
+    Args:
+        mixer: any sequence layer.
+        mlp_ratio: inner over outer width of the MLP.
+        dropout: probability.
+    """
+
+    def __init__(self, mixer: SequenceMixer, mlp_ratio: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.mixer_norm = nn.LayerNorm(mixer.hidden_size)
+        self.mixer = mixer
+        self.mlp_norm = nn.LayerNorm(mixer.hidden_size)
+        self.mlp = MLP(mixer.hidden_size, mlp_ratio)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        """``[B, T, hidden_size]`` to the same; options are the mixer's (mask, cache, packed sequences)."""
+        y, _, _ = self.mixer(self.mixer_norm(x), **options)
+        x = x + self.dropout(y)
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))

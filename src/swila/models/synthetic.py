@@ -1,0 +1,98 @@
+"""The small model of the synthetic experiments: an embedding, a few blocks, and the embedding again to read out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swila.layers import SequenceMixer, make_mixer
+from swila.models.block import Block
+
+
+@dataclass(frozen=True)
+class SyntheticModelConfig:
+    """What a :class:`SyntheticModel` is made of.
+
+    Attributes:
+        vocab_size: tokens.
+        hidden_size: width of the residual stream.
+        num_layers: blocks.
+        mixer: name of the sequence layer; see :data:`swila.layers.MIXERS`.
+        mixer_options: its options.
+        mlp_ratio: inner over outer width of the MLPs.
+        embed_dropout: dropout of the embedded tokens.
+        dropout: dropout of what each sublayer adds.
+        init_std: standard deviation of the initial weights.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    mixer: str
+    mixer_options: dict[str, Any] = field(default_factory=dict)
+    mlp_ratio: int = 4
+    embed_dropout: float = 0.0
+    dropout: float = 0.0
+    init_std: float = 0.02
+
+
+class SyntheticModel(nn.Module):
+    """Tokens to logits, with tied embeddings and no positions but those a mixer has (as in Zoology)."""
+
+    def __init__(self, config: SyntheticModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_dropout = nn.Dropout(config.embed_dropout)
+        mixers = [
+            make_mixer(config.mixer, config.hidden_size, layer_idx=i, **config.mixer_options)
+            for i in range(config.num_layers)
+        ]
+        self.blocks = nn.ModuleList(Block(mixer, config.mlp_ratio, config.dropout) for mixer in mixers)
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights of Linear and Embedding from N(0, std²), biases 0; each MLP's last by ``1/sqrt(2 layers)`` less.
+
+        What a layer starts on purpose (convolutions, decay rates, the stickiness of temporal gates) stays.
+        """
+        std = self.config.init_std
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                scale = 1 / math.sqrt(2 * self.config.num_layers) if name.endswith("fc2") else 1.0
+                nn.init.normal_(module.weight, std=scale * std)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def hidden(self, tokens: Tensor, **options: Any) -> Tensor:
+        """The last hidden states ``[B, T, hidden_size]`` of ``tokens [B, T]``."""
+        x = self.embed_dropout(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x, **options)
+        return self.norm(x)
+
+    def forward(self, tokens: Tensor, where: Tensor | None = None, **options: Any) -> Tensor:
+        """Logits ``[B, T, vocab_size]``, or only those where ``where [B, T]`` is true, ``[places, vocab_size]``.
+
+        Reading out at the labelled places alone saves most of the work where labels are few.
+        """
+        x = self.hidden(tokens, **options)
+        return F.linear(x if where is None else x[where], self.embedding.weight)
+
+    @property
+    def mixers(self) -> list[SequenceMixer]:
+        """The sequence layers, in order."""
+        return [block.mixer for block in self.blocks]  # type: ignore[misc]
+
+    def state_size(self, length: int = 1) -> int:
+        """Scalars of recurrent state after ``length`` tokens, over all layers."""
+        return sum(mixer.state_size(length) for mixer in self.mixers)
+
+    def num_parameters(self) -> int:
+        """Trained scalars."""
+        return sum(p.numel() for p in self.parameters())

@@ -1,0 +1,68 @@
+"""Multi-query associative recall, the parent of CDAR, from *Zoology* (Arora et al., 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from swila.tasks.examples import IGNORE, Examples, distinct, draw, power_law_slots
+
+
+@dataclass(frozen=True)
+class MQAR:
+    r"""Key-value pairs, then keys whose value is to be recalled.
+
+    Tokens: 0 is filler, keys come from the lower half of the vocabulary, values from the upper. With 2 pairs, a
+    vocabulary of 16 and length 12 an example reads::
+
+        inputs    3 11  6  8  |  6  0  0  0  3  0  0  0
+        labels    .  .  .  .  |  8  .  .  .  11 .  .  .
+
+    The query zone has slots of two tokens, a key and an empty place; slots are drawn by a power law, so that most
+    queries follow the pairs closely. The j-th key has the j-th slot drawn. Values are never shown there: the label is
+    at the key.
+
+    Attributes:
+        vocab_size: V; keys are 1 ... V/2 - 1, values V/2 ... V - 1.
+        num_pairs: pairs, each asked once.
+        length: tokens T of an example.
+        power: a in ``p(slot i) ∝ i^(a - 1)``; 1 is uniform.
+        random_filler: whether empty places hold random tokens instead of 0.
+    """
+
+    vocab_size: int = 8192
+    num_pairs: int = 8
+    length: int = 64
+    power: float = 0.01
+    random_filler: bool = False
+
+    def __post_init__(self) -> None:
+        if self.vocab_size % 2 or self.num_pairs > self.vocab_size // 2 - 1:
+            raise ValueError(
+                f"vocab_size must be even and leave {self.num_pairs} keys in its lower half, got {self.vocab_size}"
+            )
+        if self.num_pairs < 1 or self.length < 4 * self.num_pairs:
+            raise ValueError(
+                f"length must be at least 4 * num_pairs = {4 * self.num_pairs}, got {self.length}"
+            )
+
+    def examples(self, count: int, split: str, seed: int = 0) -> Examples:
+        """``count`` examples of a split; see :class:`~swila.tasks.examples.Task`."""
+        return draw(self._block, count, seed, self, split)
+
+    def _block(self, N: int, generator: torch.Generator) -> Examples:
+        K, half, zone = self.num_pairs, self.vocab_size // 2, 2 * self.num_pairs
+        keys = 1 + distinct(N, K, half - 1, generator)
+        values = half + distinct(N, K, half, generator)
+        slots = power_law_slots(N, K, (self.length - zone) // 2, self.power, generator)
+        inputs = torch.zeros(N, self.length, dtype=torch.long)
+        inputs[:, 0:zone:2], inputs[:, 1:zone:2] = keys, values
+        at = zone + 2 * slots
+        inputs.scatter_(1, at, keys)
+        labels = torch.full_like(inputs, IGNORE).scatter_(1, at, values)
+        if self.random_filler:
+            noise = torch.randint(self.vocab_size, inputs.shape, generator=generator)
+            inputs = torch.where(inputs == 0, noise, inputs)
+        context = torch.zeros_like(inputs)
+        return Examples(inputs.int(), labels.int(), context.int())

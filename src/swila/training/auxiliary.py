@@ -1,0 +1,30 @@
+"""Auxiliary losses and diagnostics, found by walking the modules: models and blocks know nothing of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from swila.layers import RoutingDiagnostics
+
+
+def collect_auxiliary_loss(model: nn.Module) -> Tensor | None:
+    """The mean of what ``auxiliary_loss()`` returns, over the modules that have one to give; None if none has.
+
+    The mean, so that a weight means the same for any number of layers. A loss is handed out once per forward call.
+    """
+    losses = [loss for module in model.modules() if (loss := _call(module, "auxiliary_loss")) is not None]
+    return sum(losses[1:], losses[0]) / len(losses) if losses else None
+
+
+def collect_routing_diagnostics(model: nn.Module) -> RoutingDiagnostics | None:
+    """The mean of ``routing_diagnostics()`` over the modules that have some; None if none has."""
+    found = [d for module in model.modules() if (d := _call(module, "routing_diagnostics")) is not None]
+    if not found:
+        return None
+    return RoutingDiagnostics(*(sum(parts[1:], parts[0]) / len(parts) for parts in zip(*found, strict=True)))
+
+
+def _call(module: nn.Module, method: str) -> Any:
+    return getattr(module, method)() if callable(getattr(module, method, None)) else None

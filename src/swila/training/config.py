@@ -1,0 +1,65 @@
+"""How a model is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEDULES = ("constant", "cosine", "cosine-epochs")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """AdamW, its schedule, and when to look and to stop.
+
+    Attributes:
+        steps: updates at most.
+        batch_size: examples of an update.
+        lr: learning rate at its highest.
+        weight_decay: of every parameter but those a layer exempts (decay rates).
+        betas: of AdamW.
+        schedule: ``"constant"``, ``"cosine"`` to ``min_lr`` at every step, or ``"cosine-epochs"``, the same in steps of
+            an epoch.
+        warmup: share of the steps in which the learning rate grows linearly from 0.
+        min_lr: where a cosine ends, as a share of ``lr``.
+        clip: largest norm of the gradient, or None.
+        eval_every: steps between evaluations on the test set, each with a checkpoint.
+        stop_at: test accuracy beyond which training ends early, or None.
+        seed: of the initial weights, the order of the data, dropout and noise.
+    """
+
+    steps: int
+    batch_size: int = 64
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.999)
+    schedule: Literal["constant", "cosine", "cosine-epochs"] = "constant"
+    warmup: float = 0.0
+    min_lr: float = 0.0
+    clip: float | None = None
+    eval_every: int = 100
+    stop_at: float | None = 0.99
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"lr must be above 0, got {self.lr}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
+
+    def lr_at(self, step: int, steps_per_epoch: int) -> float:
+        """Learning rate of update ``step``, counted from 0."""
+        warm = math.ceil(self.warmup * self.steps)
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        if self.schedule == "constant":
+            return self.lr
+        if self.schedule == "cosine-epochs":
+            done = step // steps_per_epoch / math.ceil(self.steps / steps_per_epoch)
+        else:
+            done = (step - warm) / max(self.steps - warm, 1)
+        return self.lr * (self.min_lr + (1 - self.min_lr) * 0.5 * (1 + math.cos(math.pi * done)))

@@ -1,0 +1,104 @@
+"""A directory per run: what was run, where, what came out, and where to go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swila.environment import environment
+
+
+class RunDirectory:
+    """The files of one run.
+
+    ``config.json`` (what was run), ``environment.json`` (hardware, versions, commit), ``metrics.jsonl`` (a line per
+    evaluation), TensorBoard's event files, ``checkpoint.pt`` (to go on from, and the final weights) and, when it is
+    over, ``result.json``. A directory belongs to one configuration: opening it with another is an error.
+
+    Args:
+        path: the directory; made if it does not exist.
+        config: everything that determines the run, as JSON.
+        fresh: whether to throw away a run that is already there.
+    """
+
+    def __init__(self, path: str | Path, config: dict[str, Any], fresh: bool = False) -> None:
+        self.path = Path(path)
+        config = json.loads(json.dumps(config))
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"the run directory {self.path} is a file; choose another place")
+        known = self.path / "config.json"
+        if known.exists():
+            if fresh:
+                shutil.rmtree(self.path)
+            elif difference := _first_difference(json.loads(known.read_text()), config):
+                raise ValueError(
+                    f"{self.path} holds another run ({difference}); choose another directory, or start over (--fresh)"
+                )
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise ValueError(f"{self.path} is not empty and holds no run; choose another directory")
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not known.exists():
+            _write(known, config)
+            _write(self.path / "environment.json", environment())
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What came out, or None if the run is not over."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write down what came out."""
+        _write(self.path / "result.json", result)
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint, in one stroke."""
+        temporary = self.path / "checkpoint.tmp"
+        torch.save(state, temporary)
+        os.replace(temporary, self.path / "checkpoint.pt")
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint on the CPU, or None."""
+        path = self.path / "checkpoint.pt"
+        return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+
+    @property
+    def metrics_path(self) -> Path:
+        """Where the metrics are, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics so far; a line cut off by a crash is left out."""
+        if not self.metrics_path.exists():
+            return []
+        lines = []
+        for line in self.metrics_path.read_text().splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return lines
+
+
+def _write(path: Path, content: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def _first_difference(there: Any, here: Any, name: str = "") -> str | None:
+    """In words, where two configurations part: ``training.lr is 0.01 there and 0.005 here``."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in [*there, *(key for key in here if key not in there)]:
+            path = f"{name}.{key}" if name else key
+            if key not in here or key not in there:
+                return f"{path} is only {'there' if key in there else 'here'}"
+            if found := _first_difference(there[key], here[key], path):
+                return found
+        return None
+    return None if there == here else f"{name} is {there} there and {here} here"
