@@ -16,8 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-run: $(READY)  ## the demonstration, on the CPU
-	@$(BIN)/swila demo
+run: $(READY)  ## the main job: Temporal SwiLA, SwiLA and DeltaNet on a small CDAR, on the CPU
+	@$(BIN)/swila run cdar --preset tiny
 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -q -n auto

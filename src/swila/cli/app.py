@@ -10,9 +10,10 @@ from swila.cli.bench import bench
 from swila.cli.demo import demo
 from swila.cli.doctor import doctor
 from swila.cli.info import info
+from swila.cli.run import run
 
 app = typer.Typer(
-    help="Switching linear attention: inspect this machine, check the kernels, measure them.",
+    help="Switching linear attention: run its experiments, inspect this machine, check the kernels, measure them.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,
@@ -32,6 +33,7 @@ def _main(
         raise typer.Exit
 
 
+app.add_typer(run, name="run")
 app.command()(info)
 app.command()(doctor)
 app.add_typer(bench, name="bench")

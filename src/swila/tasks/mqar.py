@@ -43,9 +43,7 @@ class MQAR:
                 f"vocab_size must be even and leave {self.num_pairs} keys in its lower half, got {self.vocab_size}"
             )
         if self.num_pairs < 1 or self.length < 4 * self.num_pairs:
-            raise ValueError(
-                f"length must be at least 4 * num_pairs = {4 * self.num_pairs}, got {self.length}"
-            )
+            raise ValueError(f"length must be at least 4 * num_pairs = {4 * self.num_pairs}, got {self.length}")
 
     def examples(self, count: int, split: str, seed: int = 0) -> Examples:
         """``count`` examples of a split; see :class:`~swila.tasks.examples.Task`."""

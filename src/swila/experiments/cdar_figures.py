@@ -1,0 +1,109 @@
+"""The two pictures of a CDAR experiment: how models learn, and where SwiLA keeps what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swila.experiments.cdar import MODELS, routing, shares_by_context
+from swila.experiments.token_run import TokenRun
+from swila.plots import RoutingPanel, accuracy_curves, routing_picture
+from swila.tasks import IGNORE, Examples
+from swila.training import RunDirectory
+
+
+def draw_accuracy(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
+    """Test accuracy against steps, a panel for each model width and depth."""
+    states = {(row["model"], row["hidden_size"], row["layers"]): row["state"] for row in rows}
+    panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
+    for size in sorted({(run.model.hidden_size, run.model.num_layers) for run in runs}):
+        members = [run for run in runs if (run.model.hidden_size, run.model.num_layers) == size]
+        recurrent = {states[run.label, *size] for run in members if run.label != "attention"}
+        state = f"state {min(recurrent):,}, " if recurrent else ""
+        layers = "one layer" if size[1] == 1 else f"{size[1]} layers"
+        panel = panels.setdefault(f"{state}width {size[0]}, {layers}", {})
+        for run in members:
+            metrics = RunDirectory(out / run.name, run.config()).metrics()
+            panel.setdefault(run.label, []).append([(line["step"], line["test/accuracy"]) for line in metrics])
+    task = runs[0].task
+    contexts = getattr(task, "num_contexts", 1)
+    title = f"CDAR: {contexts} contexts of {getattr(task, 'num_keys', 0)} keys, length {task.length}"
+    return accuracy_curves(panels, MODELS, 1 / contexts, title, out / "accuracy")
+
+
+def draw_routing(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
+    """For the best run of each SwiLA model: which mixture each token of one test sequence went to.
+
+    Which mixture belongs to which context is found on other sequences. Output dims that follow the context come first.
+    """
+    by_name = {run.name: run for run in runs}
+    best = {
+        row["model"]: row
+        for row in sorted((r for r in rows if r["best"] is not None), key=lambda row: row["best"])
+        if row["model"] in ("temporal-swila", "swila")
+    }
+    panels: list[RoutingPanel] = []
+    shown: Examples | None = None
+    for model in ("temporal-swila", "swila"):
+        if model not in best:
+            continue
+        run = by_name[best[model]["best_run"]]
+        test = run.data("test")
+        shown = test.take(slice(0, 1))
+        network = run.load(out / run.name)
+        others, one = test.take(slice(1, 17)), shown
+        learnt, trace = routing(network, others), routing(network, one)
+        belongs = torch.stack([one.context[0] == c for c in range(1, run.task.num_contexts + 1)], -1)  # type: ignore[union-attr]
+        name = f"{MODELS[model]} (accuracy {best[model]['best']:.2f})"
+        for side, what in (("key", "writing"), ("query", "reading")):
+            owned = getattr(learnt, side)
+            order = _mixture_of_context(shares_by_context(owned, others.context, run.task.num_contexts))  # type: ignore[union-attr]
+            shares = getattr(trace, side)[0]  # [T, H, J, V]
+            shares = shares.permute(1, 3, 0, 2).flatten(0, 1)  # [H V, T, J]
+            shares = shares.gather(2, order[:, None, :].expand(-1, shares.shape[1], -1))
+            follows = (shares * belongs).sum(-1).mean(1).argsort(descending=True)
+            panels.append(RoutingPanel(f"{name}, {what}", shares[follows].numpy()))
+    if shown is None:
+        return []
+    task = run.task
+    zone = task.num_contexts * (1 + 2 * task.num_keys)  # type: ignore[union-attr]
+    tokens = _token_names(shown, task.num_contexts, zone) if task.length <= 40 else None  # type: ignore[union-attr]
+    title = "Which mixture holds which context"
+    return routing_picture(panels, shown.context[0].tolist(), tokens, zone, title, out / "routing")
+
+
+def _mixture_of_context(shares: torch.Tensor) -> torch.Tensor:
+    """For each output dim the mixture that belongs to each context: ``[C, H, J, V]`` to ``[H V, C]``.
+
+    Mixtures have no names of their own; greedily, the pair that stands out most is matched first.
+    """
+    C, _, J, _ = shares.shape
+    excess = (shares - shares.mean(0)).permute(1, 3, 0, 2).flatten(0, 1).clone()  # [H V, C, J]
+    order = torch.zeros(len(excess), C, dtype=torch.long)
+    for d, table in enumerate(excess):
+        for _ in range(min(C, J)):
+            c, j = divmod(int(table.argmax()), J)
+            order[d, c] = j
+            table[c, :] = -torch.inf
+            table[:, j] = -torch.inf
+    return order
+
+
+def _token_names(example: Examples, contexts: int, zone: int) -> list[str]:
+    """Short names: contexts A, B, ..., keys k1, k2, ..., values v, empty places blank, queries ``k1?``."""
+    inputs, labels = example.inputs[0].tolist(), example.labels[0].tolist()
+    keys: dict[int, str] = {}
+    names = []
+    for t, (token, label) in enumerate(zip(inputs, labels, strict=True)):
+        if token == 0:
+            names.append("")
+        elif token <= contexts:
+            names.append("ABCDEFGH"[token - 1])
+        elif t < zone and inputs[t - 1] in keys and (t - 1) % (zone // contexts) % 2 == 1:
+            names.append("v")
+        else:
+            names.append(keys.setdefault(token, f"k{len(keys) + 1}") + ("?" if label != IGNORE else ""))
+    return names

@@ -1,0 +1,68 @@
+"""Accuracy against training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from swila.plots.style import COLOURS, save, styled
+
+Curve = Sequence[tuple[int, float]]  # (step, accuracy)
+
+
+def accuracy_curves(
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]],
+    names: Mapping[str, str],
+    plateau: float,
+    title: str,
+    path: Path,
+) -> list[Path]:
+    """One panel for each state size, in it a curve for every run: the best run of a model bold, the others thin.
+
+    Args:
+        panels: title of a panel -> model -> curves of its runs.
+        names: model -> how to call it.
+        plateau: accuracy of a model that recalls values but not the context.
+        title: of the figure.
+        path: where to; the suffix is replaced by ``.png`` and ``.svg``.
+    """
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=(1.2 + 4.6 * len(panels), 3.4), layout="constrained")
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axis, (heading, models) in zip(axes, panels.items(), strict=True):
+            longest = max((curve[-1][0] for curves in models.values() for curve in curves if curve), default=1)
+            axis.axhline(plateau, color="#888888", linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+            ends: list[tuple[float, str, str]] = []
+            for model, curves in models.items():
+                drawn = sorted((c for c in curves if c), key=lambda c: max(accuracy for _, accuracy in c))
+                for i, curve in enumerate(drawn):
+                    steps, accuracy = zip((0, 0.0), *curve, strict=True)
+                    best = i == len(drawn) - 1
+                    colour = COLOURS.get(model, "black")
+                    axis.plot(
+                        steps, accuracy, color=colour, linewidth=2.2 if best else 0.8, alpha=1 if best else 0.5,
+                        solid_capstyle="round", zorder=3 if best else 2,
+                    )  # fmt: skip
+                    if best:
+                        label = f"{names.get(model, model)}  {max(accuracy):.2f}"
+                        ends.append((accuracy[-1], label, colour))
+                        axis.plot(steps[-1], accuracy[-1], "o", color=colour, markersize=4, zorder=4)
+            ends.append((plateau, f"values without context: 1/C = {plateau:.2f}", "#777777"))
+            for height, label, colour in _spread(ends):
+                weight = "normal" if colour == "#777777" else "bold"
+                axis.text(1.02 * longest, height, label, color=colour, va="center", weight=weight)
+            axis.set(xlim=(0, longest), ylim=(0, 1.02), xlabel="training steps", title=heading)
+            axis.grid(axis="y", color="#EEEEEE", zorder=0)
+        axes[0].set_ylabel("test accuracy")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
+        return save(figure, path)
+
+
+def _spread(labels: list[tuple[float, str, str]], gap: float = 0.065) -> list[tuple[float, str, str]]:
+    """Heights of labels, moved apart where they would overlap."""
+    placed: list[tuple[float, str, str]] = []
+    for height, label, colour in sorted(labels):
+        placed.append((height if not placed else max(height, placed[-1][0] + gap), label, colour))
+    return placed
