@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from swila.layers import fla
 from swila.layers.cache import LayerState
 from swila.layers.mixer import SequenceMixer
+from swila.layers.norms import rms_norm
 from swila.layers.packing import Sequences, sequences
 from swila.layers.short_conv import ShortConvolution
 
@@ -101,7 +102,7 @@ class Attention(SequenceMixer):
             conv_state = (q_last, k_last, v_last) if return_state else None
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = rms_norm(self.q_norm, q), rms_norm(self.k_norm, k)
         layout = None if cu_seqlens is None else sequences(cu_seqlens, x.shape[1])
         if self.rope_theta is not None:
             position = self._positions(x, past.get("attn_state"), layout)

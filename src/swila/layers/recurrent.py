@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers.cache import LayerState
 from swila.layers.mixer import SequenceMixer
+from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.projection import make_projection
 from swila.layers.short_conv import ShortConvolution
-
-
-def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """``x / sqrt(|x|² + eps)`` over the last dimension, computed in float32."""
-    full = x if x.dtype == torch.float64 else x.float()
-    return (full * torch.rsqrt(full.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def head_dims(
@@ -141,7 +135,7 @@ class RecurrentMixer(SequenceMixer):
         return q, k, v, conv_state
 
     def _gated_norm(self, o: Tensor, x: Tensor) -> Tensor:
-        o = self.o_norm(o)
+        o = rms_norm(self.o_norm, o)
         if self.g_proj is None:
             return o
         gate = self.g_proj(x).unflatten(-1, (-1, self.head_v_dim))

@@ -1,0 +1,45 @@
+"""Every sequence layer in small, with all of its options turned on somewhere."""
+
+from swila.layers import make_mixer
+
+HIDDEN = 16
+MIXERS = {
+    "swila": ("swila", {"num_heads": 2, "num_mixtures": 3}),
+    "swila-temporal": ("swila", {"num_heads": 2, "temporal": True, "temporal_bias": -1.0, "conv_size": 2}),
+    "swila-gated": (
+        "swila",
+        {"num_heads": 2, "gate": "key", "use_output_gate": True, "router_projection": "low-rank:3"},
+    ),
+    "swila-value": ("swila", {"num_heads": 1, "gate": "value", "decay_order": "post", "use_short_conv": False}),
+    "swila-all": (
+        "swila",
+        {
+            "num_heads": 2,
+            "expand_k": 0.5,
+            "expand_v": 1.0,
+            "temporal": True,
+            "gate": "head",
+            "router_projection": "swiglu:5",
+            "beta_projection": "swiglu:4",
+            "decay_projection": "low-rank:2",
+            "conv_bias": True,
+            "normalize": False,
+        },
+    ),
+    "swila-one": ("swila", {"num_heads": 2, "num_mixtures": 1, "head_dim": 4}),
+    "deltanet": ("deltanet", {"num_heads": 2, "expand_v": 2.0, "use_output_gate": True}),
+    "deltanet-no-conv": ("deltanet", {"num_heads": 2, "use_short_conv": False}),
+    "gated-deltanet": ("gated-deltanet", {"num_heads": 2, "head_dim": 6}),
+    "kda": ("kda", {"num_heads": 2, "expand_v": 0.5}),
+    "mom": ("mom", {"num_heads": 2, "head_dim": 4, "num_memories": 3, "top_k": 2}),
+    "mom-gated": ("mom", {"num_heads": 1, "head_dim": 4, "gate": True, "shared_memory": True, "use_output_gate": True}),
+    "attention": ("attention", {"num_heads": 4, "num_kv_heads": 2}),
+    "attention-conv": ("attention", {"num_heads": 2, "use_short_conv": True, "conv_size": 2, "qk_norm": True}),
+    "fox": ("fox", {"num_heads": 2, "use_output_gate": True, "use_short_conv": True, "qkv_bias": True}),
+}
+
+
+def build(name, **more):
+    """The layer in float64."""
+    mixer, options = MIXERS[name]
+    return make_mixer(mixer, HIDDEN, **{**options, **more}).double()

@@ -1,0 +1,265 @@
+"""What every sequence layer promises: masks, packing, caches, causality, and errors that name what is wrong."""
+
+import inspect
+
+import pytest
+import torch
+from mixers import HIDDEN, MIXERS, build
+from torch.testing import assert_close
+
+from swila.layers import MIXERS as CLASSES
+from swila.layers import Cache, make_mixer
+from swila.layers.cache import map_tensors
+
+
+def tokens(B, T, seed=0):
+    return torch.randn(B, T, HIDDEN, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(params=MIXERS)
+def layer(request):
+    torch.manual_seed(1)
+    return build(request.param).eval()
+
+
+MASKS = {
+    "left": [[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1]],
+    "right": [[1, 1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]],
+    "holes": [[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 1, 1, 0], [1, 1, 1, 1, 1, 1, 0]],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_padding_changes_nothing(layer, mask):
+    x, mask = tokens(3, 7), torch.tensor(MASKS[mask])
+    y, _, cache = layer(x, attention_mask=mask, use_cache=True)
+    assert (y[mask == 0] == 0).all()
+    following = tokens(3, 2, seed=1)
+    after, _, _ = layer(following, past_key_values=cache)
+    for b in range(3):
+        alone, _, own = layer(x[b : b + 1, mask[b] == 1], use_cache=True)
+        assert_close(y[b, mask[b] == 1], alone[0])
+        assert_close(after[b], layer(following[b : b + 1], past_key_values=own)[0][0])
+
+
+def test_a_mask_of_the_whole_text_counts_by_its_end(layer):
+    x = tokens(2, 5)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    whole, _, _ = layer(x, attention_mask=mask)
+    _, _, cache = layer(x[:, :4], attention_mask=mask[:, :4], use_cache=True)
+    last, _, _ = layer(x[:, 4:], attention_mask=mask, past_key_values=cache)
+    assert_close(last, whole[:, 4:])
+
+
+def test_one_padded_sequence_alone(layer):
+    x, mask = tokens(1, 6), torch.tensor([[0, 0, 1, 1, 1, 1]])
+    assert_close(layer(x, attention_mask=mask)[0][:, 2:], layer(x[:, 2:])[0])
+
+
+def test_packed_is_separate(layer):
+    x, bounds = tokens(1, 13), torch.tensor([0, 1, 6, 8, 13])
+    y, _, cache = layer(x, cu_seqlens=bounds, use_cache=True)
+    more, more_bounds = tokens(1, 9, seed=2), torch.tensor([0, 2, 3, 8, 9])
+    z, _, _ = layer(more, cu_seqlens=more_bounds, past_key_values=cache)
+    for i in range(4):
+        a, b = bounds[i : i + 2]
+        alone, _, own = layer(x[:, a:b], use_cache=True)
+        assert_close(y[:, a:b], alone)
+        a, b = more_bounds[i : i + 2]
+        assert_close(z[:, a:b], layer(more[:, a:b], past_key_values=own)[0])
+
+
+@pytest.mark.parametrize("parts", [[9], [1] * 9, [4, 1, 4], [2, 3, 1, 1, 2]], ids=str)
+def test_split_anywhere_is_the_whole(layer, parts):
+    x = tokens(2, 9)
+    whole, _, none = layer(x)
+    assert none is None
+    cache, pieces = None, []
+    with torch.no_grad():
+        for part in x.split(parts, 1):
+            y, _, cache = layer(part, past_key_values=cache, use_cache=True)
+            pieces.append(y)
+    assert_close(torch.cat(pieces, 1), whole)
+    assert cache.get_seq_length(layer.layer_idx) == 9
+
+
+def test_rows_without_a_token_keep_their_state(layer):
+    x, more = tokens(3, 4), tokens(3, 3, seed=1)
+    _, _, cache = layer(x, use_cache=True)
+    mask = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 0, 1]])
+    y, _, cache = layer(more, attention_mask=mask, past_key_values=cache)
+    assert (y[1] == 0).all()
+    last = tokens(3, 1, seed=2)
+    z, _, _ = layer(last, past_key_values=cache)
+    for b in range(3):
+        text = torch.cat([x[b], more[b, mask[b] == 1], last[b]])
+        assert_close(z[b, 0], layer(text[None])[0][0, -1])
+
+
+def test_nothing_but_padding(layer):
+    assert (layer(tokens(2, 3), attention_mask=torch.zeros(2, 3))[0] == 0).all()
+
+
+def test_gradients_through_padding_and_cache(layer):
+    x = tokens(2, 6).requires_grad_()
+    whole = layer(x)[0].square().sum()
+    (expected,) = torch.autograd.grad(whole, x)
+    _, _, cache = (first := layer(x[:, :3], use_cache=True))
+    second = layer(x[:, 3:], past_key_values=cache)[0]
+    (found,) = torch.autograd.grad(first[0].square().sum() + second.square().sum(), x)
+    assert_close(found, expected)
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    (padded,) = torch.autograd.grad(layer(x, attention_mask=mask)[0].square().sum(), x)
+    assert_close(padded[1], expected[1])
+    assert (padded[0, 0] == 0).all()
+
+
+def test_causal_and_samples_apart_in_training(layer):
+    layer.train()
+    x = tokens(2, 8)
+    y, _, _ = layer(x)
+    changed = x.clone()
+    changed[0, 5] += 1
+    z, _, _ = layer(changed)
+    assert_close(z[0, :5], y[0, :5], rtol=0, atol=1e-12)
+    assert_close(z[1], y[1], rtol=0, atol=1e-12)
+    assert not torch.allclose(z[0, 5:], y[0, 5:])
+
+
+def test_every_parameter_is_trained(layer):
+    layer.train()
+    layer(tokens(2, 12))[0].square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_state_size_is_what_is_carried(layer):
+    _, _, cache = layer(tokens(1, 5), use_cache=True)
+    state = cache[0]
+    if state["recurrent_state"] is not None:
+        assert state["recurrent_state"].W.numel() == layer.state_size() == layer.state_size(5)
+    else:
+        k, v = state["attn_state"][:2]
+        assert k.numel() + v.numel() == layer.state_size(5) == 5 * layer.state_size()
+
+
+def test_cache_can_be_reordered_and_copied(layer):
+    x, more = tokens(3, 4), tokens(2, 2, seed=3)
+    _, _, cache = layer(x, use_cache=True)
+    chosen = cache.batch_select(torch.tensor([2, 0])).map(lambda t: t.detach().clone())
+    y, _, _ = layer(more, past_key_values=chosen)
+    for i, b in enumerate([2, 0]):
+        assert_close(y[i], layer(torch.cat([x[b], more[i]])[None])[0][0, 4:])
+    assert cache.get_seq_length() == 4
+    assert chosen.get_seq_length() == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_lower_precision(layer, dtype):
+    x = tokens(2, 9)
+    exact, _, _ = layer(x)
+    y, _, cache = layer.to(dtype)(x.to(dtype), use_cache=True)
+    assert y.dtype == dtype
+    error = (y.double() - exact).norm() / exact.norm()
+    assert error < 12 * torch.finfo(dtype).eps
+    assert layer(x[:, :1].to(dtype), past_key_values=cache)[0].dtype == dtype
+
+
+def test_autocast(layer):
+    x = tokens(2, 9).float()
+    exact, _, _ = layer.float()(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _, _ = layer(x)
+        y.float().square().sum().backward()
+    assert (y.float() - exact).norm() < 0.1 * exact.norm()
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters() if p.grad is not None)
+
+
+@pytest.mark.unpoisoned
+@pytest.mark.parametrize("name", ["swila-temporal", "gated-deltanet", "mom", "attention", "fox"])
+def test_compiles_to_one_graph(name):
+    layer = build(name).float()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for T in (5, 9):
+        x = tokens(2, T).float().requires_grad_()
+        (expected,) = torch.autograd.grad(layer(x)[0].square().sum(), x)
+        (found,) = torch.autograd.grad(compiled(x)[0].square().sum(), x)
+        assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_unknown_arguments_are_errors(name):
+    with pytest.raises(TypeError, match="use_shot_conv"):
+        CLASSES[name](16, use_shot_conv=True)
+    with pytest.raises(ValueError, match=f"'use_shot_conv' is not an option of the mixer '{name}'; it has num_heads"):
+        make_mixer(name, 16, use_shot_conv=True)
+    with pytest.raises(TypeError, match="attn_mask"):
+        make_mixer(name, 16)(torch.zeros(1, 2, 16), attn_mask=None)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_docstring_names_every_argument(name):
+    document = inspect.getdoc(CLASSES[name])
+    for parameter in inspect.signature(CLASSES[name]).parameters:
+        assert f"    {parameter}: " in document
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"hidden_states": torch.zeros(2, 3, 5)},
+            r"hidden_states must be \[B, T, hidden_size\] with hidden_size 16, got",
+        ),
+        ({"attention_mask": torch.ones(2, 2)}, r"attention_mask must be \[B, T\] = \[2, 3\]"),
+        ({"attention_mask": torch.ones(2, 1, 3, 3)}, r"got shape \[2, 1, 3, 3\]"),
+        ({"cu_seqlens": torch.tensor([0, 3])}, "hidden_states must have batch size 1 with cu_seqlens, got 2"),
+        (
+            {
+                "hidden_states": torch.zeros(1, 3, 16),
+                "cu_seqlens": torch.tensor([0, 3]),
+                "attention_mask": torch.ones(1, 3),
+            },
+            "attention_mask must be None with cu_seqlens",
+        ),
+        ({"output_attentions": True}, "output_attentions must be False"),
+        ({"use_cache": True, "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "at least one token"),
+    ],
+)
+def test_mistakes_in_a_call(options, message):
+    with pytest.raises(ValueError, match=message):
+        build("deltanet").float()(**({"hidden_states": torch.zeros(2, 3, 16)} | options))
+
+
+def test_cache_of_another_batch():
+    layer = build("swila")
+    _, _, cache = layer(tokens(2, 3), use_cache=True)
+    with pytest.raises(ValueError, match="past_key_values must have a row for each of 3 sequences, got 2"):
+        layer(tokens(3, 1), past_key_values=cache)
+
+
+def test_layers_share_a_cache_by_their_index():
+    first, second = build("swila", layer_idx=0).eval(), build("attention", layer_idx=1).eval()
+    x, cache = tokens(1, 6), Cache()
+    whole = second(first(x)[0])[0]
+    pieces = [second(first(part, past_key_values=cache)[0], past_key_values=cache)[0] for part in x.split(2, 1)]
+    assert_close(torch.cat(pieces, 1), whole)
+    assert len(cache) == 2
+    with pytest.raises(IndexError, match="layer 5"):
+        cache[5]
+
+
+def test_cache_in_the_way_of_flash_linear_attention():
+    """A cache that only knows that library's protocol: a list of dicts, grown by update."""
+
+    class TheirCache(list):
+        def update(self, recurrent_state=None, attn_state=None, conv_state=None, ffn_state=None, layer_idx=0, offset=1):
+            state = {"recurrent_state": recurrent_state, "attn_state": attn_state, "conv_state": conv_state}
+            if len(self) <= layer_idx:
+                self.append(state)
+            self[layer_idx] = map_tensors(lambda t: t, state)
+
+    layer, x, cache = build("swila-all").eval(), tokens(2, 6), TheirCache()
+    pieces = [layer(part, past_key_values=cache)[0] for part in x.split(2, 1)]
+    assert_close(torch.cat(pieces, 1), layer(x)[0])

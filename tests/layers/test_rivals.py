@@ -1,0 +1,186 @@
+"""Each rival against an independent naive form, built from the layer's weights in plain torch."""
+
+import math
+
+import pytest
+import torch
+from mixers import HIDDEN, build
+from naive import conv, decay, delta_rule, rms
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from swila.layers import make_mixer
+from swila.layers.mom import switch_loss
+
+T = 11
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, T, HIDDEN, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def qkv(layer, x):
+    q, k, v = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    if layer.use_short_conv:
+        q, k, v = conv(layer.q_conv1d, q), conv(layer.k_conv1d, k), conv(layer.v_conv1d, v)
+    else:
+        q, k, v = F.silu(q), F.silu(k), F.silu(v)
+    q, k = (t.unflatten(-1, (layer.num_heads, -1)) for t in (q, k))
+    q, k = (t / (t.norm(dim=-1, keepdim=True) ** 2 + 1e-6).sqrt() for t in (q, k))
+    return q, k, v.unflatten(-1, (layer.num_heads, -1))
+
+
+def test_deltanet(x):
+    layer = build("deltanet")
+    q, k, v = qkv(layer, x)
+    o = rms(layer, delta_rule(q, k, v, layer.b_proj(x).sigmoid()))
+    assert_close(layer(x)[0], layer.o_proj(o.flatten(-2) * F.silu(layer.g_proj(x))))
+
+
+def test_gated_deltanet(x):
+    layer = build("gated-deltanet")
+    q, k, v = qkv(layer, x)
+    o = rms(layer, delta_rule(q, k, v, layer.b_proj(x).sigmoid(), decay(layer.decay, x)))
+    assert_close(layer(x)[0], layer.o_proj(o.flatten(-2) * F.silu(layer.g_proj(x))))
+
+
+def test_kda(x):
+    layer = build("kda")
+    q, k, v = qkv(layer, x)
+    o = rms(layer, delta_rule(q, k, v, layer.b_proj(x).sigmoid(), decay(layer.decay, x)))
+    assert_close(layer(x)[0], layer.o_proj(o.flatten(-2) * layer.g_proj(x).sigmoid()))
+
+
+@pytest.mark.parametrize("name", ["mom", "mom-gated"])
+def test_mom_gathers_each_memory_its_tokens(name, x):
+    layer = build(name)
+    H, D, M = layer.num_heads, layer.head_v_dim, layer.num_memories
+    streams = M + layer.shared_memory
+    q = conv(layer.q_conv1d, layer.q_proj(x)).unflatten(-1, (H, D))
+    q = q / (q.norm(dim=-1, keepdim=True) ** 2 + 1e-6).sqrt()
+    probabilities = layer.router(x).softmax(-1)
+    out = torch.zeros(2, T, H, D, dtype=x.dtype)
+    for m in range(streams):
+        width = slice(m * H * D, (m + 1) * H * D)
+        k = conv(layer.k_conv1d, F.linear(x, layer.k_proj.weight[width])).unflatten(-1, (H, D))
+        k = k / (k.norm(dim=-1, keepdim=True) ** 2 + 1e-6).sqrt()
+        v = conv(layer.v_conv1d, F.linear(x, layer.v_proj.weight[width])).unflatten(-1, (H, D))
+        beta = F.linear(x, layer.b_proj.weight[m * H : (m + 1) * H]).sigmoid()
+        alpha = decay(layer.decay, x)[..., m : m + 1] if layer.decay is not None else None
+        for b in range(2):
+            for t in range(T):
+                chosen = probabilities[b, t].topk(layer.top_k).indices.tolist()
+                if m < M and m not in chosen:
+                    continue
+                mine = [
+                    s for s in range(t + 1) if m == M or m in probabilities[b, s].topk(layer.top_k).indices.tolist()
+                ]
+                parts = [part[b : b + 1, mine] for part in (q, k, v, beta)]
+                o = delta_rule(*parts, None if alpha is None else alpha[b : b + 1, mine])[0, -1]
+                weight = 1.0 if m == M else probabilities[b, t, m] / probabilities[b, t, chosen].sum()
+                out[b, t] += weight * o
+    o = rms(layer, out).flatten(-2)
+    if layer.g_proj is not None:
+        o = o * F.silu(layer.g_proj(x))
+    assert_close(layer(x)[0], layer.o_proj(o))
+
+
+def test_mom_balance():
+    layer, x = build("mom").train(), torch.randn(4, 50, HIDDEN, dtype=torch.float64)
+    layer(x)
+    loss = layer.auxiliary_loss()
+    assert layer.auxiliary_loss() is None
+    (grad,) = torch.autograd.grad(loss, layer.router.weight)
+    assert grad.abs().sum() > 0
+    even = torch.full((1, 6, 3), 1 / 3)
+    used = torch.tensor([[[1, 1, 0], [1, 0, 1], [0, 1, 1]] * 2]).float()
+    assert_close(switch_loss(even, used), torch.tensor(2.0))
+    uneven = torch.tensor([0.98, 0.01, 0.01]).expand(1, 6, 3)
+    assert switch_loss(uneven, torch.tensor([1.0, 1.0, 0]).expand(1, 6, 3)) > 2.9
+    layer.eval()(x)
+    assert layer.auxiliary_loss() is None
+
+
+def rotated(x, theta=10000.0):
+    """Rotary positions by complex numbers."""
+    half = x.shape[-1] // 2
+    pairs = torch.complex(x[..., :half], x[..., half:])
+    angle = torch.arange(x.shape[1])[:, None, None] * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    pairs = pairs * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([pairs.real, pairs.imag], -1)
+
+
+def softmax_attention(q, k, v, bias=0.0):
+    groups = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
+    logits = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(q.shape[-1]) + bias
+    logits = logits.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+    return torch.einsum("bhts,bshd->bthd", logits.softmax(-1), v).flatten(-2)
+
+
+def test_attention_with_grouped_heads(x):
+    layer = build("attention")
+    q, k, v = (p(x).unflatten(-1, (-1, layer.head_dim)) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    assert_close(layer(x)[0], layer.o_proj(softmax_attention(rotated(q), rotated(k), v)))
+
+
+def test_attention_with_convolutions(x):
+    layer = build("attention-conv")
+    q, k, v = (
+        conv(c, p(x)).unflatten(-1, (-1, layer.head_dim))
+        for p, c in zip(
+            (layer.q_proj, layer.k_proj, layer.v_proj), (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d), strict=True
+        )
+    )
+    q, k = layer.q_norm(q), layer.k_norm(k)
+    assert_close(layer(x)[0], layer.o_proj(softmax_attention(rotated(q), rotated(k), v)))
+
+
+def test_fox(x):
+    layer = build("fox")
+    q, k, v = (
+        conv(c, p(x)).unflatten(-1, (-1, layer.head_dim))
+        for p, c in zip(
+            (layer.q_proj, layer.k_proj, layer.v_proj), (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d), strict=True
+        )
+    )
+    forget = layer.f_proj(x).sigmoid()
+    bias = torch.zeros(2, layer.num_heads, T, T, dtype=x.dtype)
+    for t in range(T):
+        for s in range(t):
+            bias[:, :, t, s] = forget[:, s + 1 : t + 1].log().sum(1)
+    o = softmax_attention(q, k, v, bias)
+    assert_close(layer(x)[0], layer.o_proj(o * layer.g_proj(x).sigmoid()))
+
+
+@pytest.mark.parametrize("name", ["deltanet", "gated-deltanet", "kda", "mom", "fox"])
+def test_fla_is_refused_in_words_where_it_cannot_run(name):
+    layer = build(name, backend="fla")
+    with pytest.raises(ValueError, match=r"backend 'fla' (cannot be used here: |needs )"):
+        layer(torch.zeros(1, 3, HIDDEN, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "options", "message"),
+    [
+        ("deltanet", {"num_heads": 3}, "expand_k must make hidden_size \\* expand_k a multiple of num_heads"),
+        ("deltanet", {"head_dim": 4, "expand_v": 2.0}, "head_dim must be None with expand_k or expand_v"),
+        ("deltanet", {"conv_size": 1}, "conv_size must be at least 2, got 1"),
+        ("deltanet", {"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        ("mom", {"top_k": 5}, "top_k must be between 1 and num_memories = 4, got 5"),
+        ("attention", {"num_heads": 3}, "num_heads must divide hidden_size = 16, got 3"),
+        ("attention", {"num_kv_heads": 3}, "num_kv_heads must divide num_heads = 8, got 3"),
+        ("attention", {"num_heads": 16}, "head_dim must be even for rotary positions, got 1"),
+        ("fox", {"backend": "cuda"}, "backend must be 'torch' or 'fla', got 'cuda'"),
+        ("deltanet", {"layer_idx": -1}, "layer_idx must be the layer's place in the model"),
+    ],
+)
+def test_bad_options(mixer, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_mixer(mixer, 16, **options)
+
+
+def test_unknown_mixer():
+    with pytest.raises(ValueError, match=r"mixer must be one of swila, deltanet, .* got 'mamba'"):
+        make_mixer("mamba", 16)
