@@ -6,6 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def on_the_device(device):
-    torch.set_default_device(device)
+    if device != "cpu":
+        torch.set_default_device(device)
     yield
     torch.set_default_device(None)

@@ -1,5 +1,7 @@
 """Every sequence layer in small, with all of its options turned on somewhere."""
 
+import torch
+
 from swila.layers import make_mixer
 
 HIDDEN = 16
@@ -43,3 +45,9 @@ def build(name, **more):
     """The layer in float64."""
     mixer, options = MIXERS[name]
     return make_mixer(mixer, HIDDEN, **{**options, **more}).double()
+
+
+def random(*shape, seed=0):
+    """Normal numbers in float64, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(torch.get_default_device())

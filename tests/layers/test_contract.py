@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from mixers import HIDDEN, MIXERS, build
+from mixers import HIDDEN, MIXERS, build, random
 from torch.testing import assert_close
 
 from swila.layers import MIXERS as CLASSES
@@ -13,7 +13,7 @@ from swila.layers.cache import map_tensors
 
 
 def tokens(B, T, seed=0):
-    return torch.randn(B, T, HIDDEN, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return random(B, T, HIDDEN, seed=seed)
 
 
 @pytest.fixture(params=MIXERS)
@@ -169,7 +169,7 @@ def test_lower_precision(layer, dtype):
 def test_autocast(layer):
     x = tokens(2, 9).float()
     exact, _, _ = layer.float()(x)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         y, _, _ = layer(x)
         y.float().square().sum().backward()
     assert (y.float() - exact).norm() < 0.1 * exact.norm()
@@ -179,6 +179,7 @@ def test_autocast(layer):
 @pytest.mark.unpoisoned
 @pytest.mark.parametrize("name", ["swila-temporal", "gated-deltanet", "mom", "attention", "fox"])
 def test_compiles_to_one_graph(name):
+    torch.set_default_device(None)  # tracing does not know it
     layer = build(name).float()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for T in (5, 9):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from mixers import random
 from torch.testing import assert_close
 
 from swila import RoutingStats, switching_delta_rule
@@ -21,8 +22,7 @@ def stats_of(r, rho):
 
 
 def random_routing(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 5, 2, 3, 4, generator=generator, dtype=torch.float64).softmax(3)
+    return random(2, 5, 2, 3, 4, seed=seed).softmax(3)
 
 
 def test_the_papers_formula():
@@ -72,9 +72,11 @@ def test_gradients_stay_finite_for_a_dead_mixture():
 
 
 @pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
-def test_gradients_through_the_operation(variant, backend):
+def test_gradients_through_the_operation(variant, backend, device):
     """Central differences of the loss in every input."""
-    call = make_call(VARIANTS[variant], Shape(B=1, T=5, H=1, K=2, V=2, J=3), dtype=torch.float64, requires_grad=False)
+    call = make_call(
+        VARIANTS[variant], Shape(B=1, T=5, H=1, K=2, V=2, J=3), dtype=torch.float64, device=device, requires_grad=False
+    )
     names = [n for n, t in call.items() if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
     def loss(*inputs):

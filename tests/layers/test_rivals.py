@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from mixers import HIDDEN, build
+from mixers import HIDDEN, build, random
 from naive import conv, decay, delta_rule, rms
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -17,7 +17,7 @@ T = 11
 
 @pytest.fixture
 def x():
-    return torch.randn(2, T, HIDDEN, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return random(2, T, HIDDEN, seed=3)
 
 
 def qkv(layer, x):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mixers import HIDDEN, build
+from mixers import HIDDEN, build, random
 from naive import conv, decay, rms
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -58,7 +58,7 @@ def naive(layer, x):
 
 @pytest.fixture
 def x():
-    return torch.randn(2, 9, HIDDEN, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return random(2, 9, HIDDEN, seed=5)
 
 
 @pytest.mark.parametrize("name", ["swila", "swila-temporal", "swila-gated", "swila-value", "swila-all", "swila-one"])
