@@ -229,8 +229,9 @@ def test_docstring_names_every_argument(name):
     ],
 )
 def test_mistakes_in_a_call(options, message):
+    here = {k: v.to(torch.get_default_device()) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     with pytest.raises(ValueError, match=message):
-        build("deltanet").float()(**({"hidden_states": torch.zeros(2, 3, 16)} | options))
+        build("deltanet").float()(**({"hidden_states": torch.zeros(2, 3, 16)} | here))
 
 
 def test_cache_of_another_batch():

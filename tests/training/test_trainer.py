@@ -190,20 +190,20 @@ def test_weight_decay_spares_what_layers_exempt():
 
 
 def test_schedules():
-    constant = TrainingConfig(steps=100, lr=2.0, warmup=0.1)
-    assert [constant.lr_at(s, 10) for s in (0, 4, 9, 10, 99)] == pytest.approx([0.2, 1.0, 2.0, 2.0, 2.0])
-    cosine = TrainingConfig(steps=100, lr=2.0, schedule="cosine", min_lr=0.1)
-    assert [cosine.lr_at(s, 10) for s in (0, 50, 100)] == pytest.approx([2.0, 1.1, 0.2])
-    epochs = TrainingConfig(steps=100, lr=2.0, schedule="cosine-epochs")
-    assert epochs.lr_at(0, 10) == epochs.lr_at(9, 10) == 2.0
-    assert epochs.lr_at(10, 10) == pytest.approx(1 + math.cos(math.pi / 10))
+    constant = TrainingConfig(steps=100, lr=0.2, warmup=0.1)
+    assert [constant.lr_at(s, 10) for s in (0, 4, 9, 10, 99)] == pytest.approx([0.02, 0.1, 0.2, 0.2, 0.2])
+    cosine = TrainingConfig(steps=100, lr=0.2, schedule="cosine", min_lr=0.1)
+    assert [cosine.lr_at(s, 10) for s in (0, 50, 100)] == pytest.approx([0.2, 0.11, 0.02])
+    epochs = TrainingConfig(steps=100, lr=0.2, schedule="cosine-epochs")
+    assert epochs.lr_at(0, 10) == epochs.lr_at(9, 10) == 0.2
+    assert epochs.lr_at(10, 10) == pytest.approx(0.1 + 0.1 * math.cos(math.pi / 10))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"steps": 5, "lr": -1.0}, "lr must be above 0, got -1.0"),
+        ({"steps": 5, "lr": -1.0}, "lr must be above 0 and at most 1, got -1.0"),
         ({"steps": 5, "schedule": "linear"}, "schedule must be one of constant, cosine, cosine-epochs, got 'linear'"),
     ],
 )

@@ -76,23 +76,20 @@ def cdar(
 
     from swila.environment import environment
     from swila.experiments.cdar import PRESETS, make_runs, summarize
-    from swila.experiments.sweep import run_all
+    from swila.experiments.sweep import claim, run_all
 
     console = Console()
     with one_line_errors():
         parse_device(device)
         runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps)
-        for each in runs:
-            if each.training.lr > 1:
-                raise ValueError(f"lr must be at most 1, got {each.training.lr}")
         directory = out or Path("runs") / f"cdar-{preset}"
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "results.json").open("a").close()  # better now than after the training
-        if (directory / "results.json").stat().st_size == 0:
-            (directory / "results.json").unlink()
+        claim(directory, {"experiment": "cdar", "preset": preset})
+        there = 0 if fresh else sum((directory / each.name / "result.json").exists() for each in runs)
         jobs = jobs or (_cores() if device == "cpu" else 1)
         console.print(f"[bold]CDAR, {preset}[/]: {PRESETS[preset].summary}")
         console.print(f"{len(runs)} runs on {device}, {min(jobs, len(runs))} at a time, in {directory}")
+        if there:
+            console.print(f"{there} of {len(runs)} runs are there already (--fresh trains them anew)")
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         with _live(console, runs) as show:
             try:

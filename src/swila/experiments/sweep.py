@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from swila.training import Progress, RunDirectory
+from swila.training.run_directory import first_difference, write_json
 
 
 class Run(Protocol):
@@ -41,6 +44,23 @@ class News(NamedTuple):
     name: str
     progress: Progress | None = None
     result: dict[str, Any] | None = None
+
+
+def claim(out: Path, experiment: dict[str, Any]) -> None:
+    """Make a directory for an experiment, or find it made for the same one; before anything is run."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        known = out / "experiment.json"
+        if not known.exists():
+            if any(out.iterdir()):
+                raise ValueError(f"out {out} is not empty and holds no experiment; choose another directory")
+            write_json(known, experiment)
+        if difference := first_difference(json.loads(known.read_text()), experiment):
+            raise ValueError(f"out {out} holds another experiment ({difference}); choose another directory")
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ValueError(f"out must be a directory that can be written to, got {out}: {error.strerror}") from None
 
 
 def run_all(

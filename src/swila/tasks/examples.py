@@ -90,4 +90,5 @@ def draw(
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
     blocks = range((count + size - 1) // size)
-    return Examples.join([block(size, stream(seed, *names, i)) for i in blocks]).take(slice(count))
+    with torch.device("cpu"):  # whatever the default device is
+        return Examples.join([block(size, stream(seed, *names, i)) for i in blocks]).take(slice(count))

@@ -87,7 +87,7 @@ def make_call(
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, dtype=torch.float64)
+        return torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
 
     def ready(x: Tensor, to: torch.dtype) -> Tensor:
         return x.to(device, to).requires_grad_(requires_grad)

@@ -64,7 +64,9 @@ def evaluate(call: dict[str, Any], backend: str, gradients: bool = True) -> dict
     if gradients:
         generator = torch.Generator().manual_seed(1)
         # Multiples of 1/64 below 2 are the same numbers in every dtype.
-        weights = [torch.randint(-127, 128, t.shape, generator=generator).to(t) / 64 for t in found.values()]
+        weights = [
+            torch.randint(-127, 128, t.shape, generator=generator, device="cpu").to(t) / 64 for t in found.values()
+        ]
         grads = torch.autograd.grad(list(found.values()), list(inputs.values()), weights)
         found |= {f"d {name}": grad for name, grad in zip(inputs, grads, strict=True)}
     return {name: t.detach() for name, t in found.items()}

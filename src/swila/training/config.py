@@ -46,8 +46,8 @@ class TrainingConfig:
         for name in ("steps", "batch_size", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise ValueError(f"lr must be above 0, got {self.lr}")
+        if not 0 < self.lr <= 1:
+            raise ValueError(f"lr must be above 0 and at most 1, got {self.lr}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
 

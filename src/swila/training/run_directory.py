@@ -35,7 +35,7 @@ class RunDirectory:
         if known.exists():
             if fresh:
                 shutil.rmtree(self.path)
-            elif difference := _first_difference(json.loads(known.read_text()), config):
+            elif difference := first_difference(json.loads(known.read_text()), config):
                 raise ValueError(
                     f"{self.path} holds another run ({difference}); choose another directory, or start over (--fresh)"
                 )
@@ -43,8 +43,8 @@ class RunDirectory:
             raise ValueError(f"{self.path} is not empty and holds no run; choose another directory")
         self.path.mkdir(parents=True, exist_ok=True)
         if not known.exists():
-            _write(known, config)
-            _write(self.path / "environment.json", environment())
+            write_json(known, config)
+            write_json(self.path / "environment.json", environment())
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -54,7 +54,7 @@ class RunDirectory:
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write down what came out."""
-        _write(self.path / "result.json", result)
+        write_json(self.path / "result.json", result)
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, in one stroke."""
@@ -85,20 +85,21 @@ class RunDirectory:
         return lines
 
 
-def _write(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Write a file in one stroke: it is whole, or not there."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n")
     os.replace(temporary, path)
 
 
-def _first_difference(there: Any, here: Any, name: str = "") -> str | None:
+def first_difference(there: Any, here: Any, name: str = "") -> str | None:
     """In words, where two configurations part: ``training.lr is 0.01 there and 0.005 here``."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in [*there, *(key for key in here if key not in there)]:
             path = f"{name}.{key}" if name else key
             if key not in here or key not in there:
                 return f"{path} is only {'there' if key in there else 'here'}"
-            if found := _first_difference(there[key], here[key], path):
+            if found := first_difference(there[key], here[key], path):
                 return found
         return None
     return None if there == here else f"{name} is {there} there and {here} here"

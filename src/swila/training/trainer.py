@@ -90,7 +90,7 @@ class Trainer:
                 step = state["step"]
                 if step // self.steps_per_epoch != epoch:
                     epoch = step // self.steps_per_epoch
-                    order = torch.randperm(len(self.train), generator=stream(config.seed, "order", epoch))
+                    order = torch.randperm(len(self.train), generator=stream(config.seed, "order", epoch), device="cpu")
                     order = order.to(self.device)
                 at = step % self.steps_per_epoch * config.batch_size
                 lr = config.lr_at(step, self.steps_per_epoch)
@@ -195,7 +195,7 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
 
 def seed_torch(seed: int, purpose: str) -> None:
     """Seed torch's global generators, which initial weights, dropout and noise draw from, by a stream of their own."""
-    torch.manual_seed(int(torch.randint(2**62, (1,), generator=stream(seed, purpose))))
+    torch.manual_seed(int(torch.randint(2**62, (1,), generator=stream(seed, purpose), device="cpu")))
 
 
 @contextmanager

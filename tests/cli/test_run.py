@@ -1,0 +1,127 @@
+"""``swila run`` as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from swila.cli.app import app
+from swila.cli.run import parse_seeds
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: CliRunner().invoke(app, ["run", "cdar", *map(str, arguments)])
+
+
+def test_from_start_to_figures(run, tmp_path):
+    arguments = "--seeds", 2, "--steps", 4, "--out", tmp_path / "runs", "--model", "swila", "--model", "deltanet"
+    result = run(*arguments, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "runs" / "results.json").read_text())
+    assert [(row["model"], row["state"], row["runs"]) for row in record["rows"]] == [
+        ("swila", 128, 2),
+        ("deltanet", 128, 2),
+    ]
+    assert record["plateau"] == 0.5
+    assert {"commit", "torch", "cpu"} <= record["environment"].keys()
+    for row in record["rows"]:
+        assert f"{row['best']:.3f}" in result.output
+    for name in ("accuracy.png", "accuracy.svg", "routing.png", "routing.svg"):
+        assert (tmp_path / "runs" / name).stat().st_size > 3000
+    again = run(*arguments)
+    assert again.exit_code == 0
+    assert "4 of 4 runs are there already" in again.output
+    other = run(*arguments[:3], 5, *arguments[4:])
+    assert other.exit_code == 2
+    assert (
+        "holds another run (training.steps is 4 there and 5 here); choose another directory, or start over"
+        in other.stderr
+    )
+    assert other.stderr.count("\n") == 1
+    assert run(*arguments[:3], 5, *arguments[4:], "--fresh", "--jobs", 1).exit_code == 0
+
+
+def test_interrupted_and_resumed(tmp_path):
+    """Ctrl-C reaches the parent; its workers save, and the same command goes on."""
+    command = [sys.executable, "-c", "from swila.cli import main; main()", "run", "cdar", "--seeds", "2", "--jobs", "2"]
+    command += ["--model", "deltanet", "--steps", "400", "--out", str(tmp_path / "runs"), "--no-tensorboard"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = [tmp_path / "runs" / f"deltanet-d16-l1-lr0.005-seed{s}" / "metrics.jsonl" for s in (0, 1)]
+    begun = time.monotonic()
+    while not all(path.exists() and path.read_text().count("\n") >= 1 for path in metrics):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() - begun < 120
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "interrupted; the same command goes on" in output
+    reached = [json.loads(path.read_text().splitlines()[-1])["step"] for path in metrics]
+    assert all(step < 400 for step in reached)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    for path in metrics:
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(50, 401, 50))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "huge"], "preset must be one of tiny, small, paper, got 'huge'"),
+        (["--model", "gpt"], "model must be one of temporal-swila, swila, deltanet, dn-mom, attention, got 'gpt'"),
+        (["--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["--out", "/proc/none"], "out must be a directory that can be written to, got /proc/none: No such file"),
+        (["--out", "/etc/hostname"], "out must be a directory that can be written to, got /etc/hostname: "),
+        (["--seeds", "some"], "seeds must be a number of seeds (3) or a list of them (0,4,7), got 'some'"),
+        (["--seeds", "0"], "got '0'"),
+        (["--hidden-size", "10"], "hidden size must be a multiple of 4, got 10"),
+        (["--lr", "-1"], "lr must be above 0 and at most 1, got -1.0"),
+        (["--lr", "5"], "lr must be above 0 and at most 1, got 5.0"),
+    ],
+)
+def test_mistakes_get_one_line(run, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_somebody_elses_directory(run, tmp_path):
+    (tmp_path / "thesis.tex").write_text("important")
+    for fresh in ([], ["--fresh"]):
+        result = run("--out", tmp_path, "--model", "deltanet", "--seeds", "1", *fresh)
+        assert result.exit_code == 2
+        assert f"out {tmp_path} is not empty and holds no experiment; choose another" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_directory_of_another_experiment(run, tmp_path):
+    small = "--out", tmp_path, "--model", "deltanet", "--seeds", 1, "--jobs", 1, "--no-tensorboard"
+    assert run(*small, "--steps", 2).exit_code == 0
+    result = run(*small, "--preset", "small", "--steps", 2)
+    assert result.exit_code == 2
+    assert (
+        f"out {tmp_path} holds another experiment (preset is tiny there and small here); choose another"
+        in result.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [(None, None), ("3", [0, 1, 2]), ("0,4,7", [0, 4, 7]), ("5,", [5]), (" 2 , 1 ", [1, 2])]
+)
+def test_seeds(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+def test_help_explains_itself(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    for word in ("--preset", "tiny", "paper", "--seeds", "--fresh", "Ctrl-C", "results.json", "1/C"):
+        assert word in result.output, word
