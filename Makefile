@@ -29,7 +29,7 @@ format: $(READY)  ## rewrite to the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 tables: $(READY)  ## rewrite the README's tables from results/
-	@$(BIN)/python -m swila.benchmarks.tables
+	@$(BIN)/python -m swila.tables
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

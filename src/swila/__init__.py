@@ -1,6 +1,7 @@
 """SwiLA: switching linear attention for PyTorch."""
 
 from swila._version import __version__ as __version__
+from swila.layers import SwiLA as SwiLA
 from swila.ops import Backend as Backend
 from swila.ops import RoutingStats as RoutingStats
 from swila.ops import SwitchingOutput as SwitchingOutput

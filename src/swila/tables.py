@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from swila.experiments.cdar import MODELS
 from swila.testing import VARIANTS
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
@@ -29,18 +30,47 @@ def op_table(records: list[dict[str, Any]]) -> str:
                 f"| {record['variant']['name']} | {shape} | `{row['backend']}` | {row['forward_ms']:.0f} | "
                 f"{row['total_ms']:.0f} | {row['times_faster']:.1f} | {memory:.2f} |"
             )
-    where, device = records[0]["environment"], records[0]["device"]
     same = {key: {str(record[key]) for record in records} for key in ("dtype", "device", "repeats")}
     assert all(len(values) == 1 for values in same.values()), f"one table, several conditions: {same}"
-    machine = ", ".join(where["gpus"]) if device.startswith("cuda") else f"{where['cpu']} ({where['cores']} cores)"
-    packages = ", ".join(f"{name} {version}" for name, version in where["packages"].items())
     lines += [
         "",
-        f"{records[0]['dtype']}, {machine}, torch {where['torch']}, {packages}, Python {where['python']}, commit "
-        f"`{where['commit']}`, medians of {records[0]['repeats']} turns. Memory is what a forward and backward take "
-        "beyond the inputs, gradients included, over the bytes of the inputs and their gradients.",
+        f"{records[0]['dtype']}, {conditions(records[0])}, medians of {records[0]['repeats']} turns. Memory is what a "
+        "forward and backward take beyond the inputs, gradients included, over the bytes of the inputs and their "
+        "gradients.",
     ]
     return "\n".join(lines)
+
+
+def cdar_table(record: dict[str, Any]) -> str:
+    """Markdown for the results of ``swila run cdar``."""
+    lines = [
+        "| model | state | parameters | best accuracy | mean | solved |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in record["rows"]:
+        lines.append(
+            f"| {MODELS[row['model']]} | {row['state']:,} | {row['parameters']:,} | {row['best']:.3f} | "
+            f"{row['mean']:.3f} | {row['solved']} of {row['runs']} seeds |"
+        )
+    seconds = sum(result["seconds"] for result in record["runs"].values())
+    lines += ["", f"{seconds:.0f} s of training in all, {record['plateau']:.2f} is 1/C; {conditions(record)}."]
+    return "\n".join(lines)
+
+
+def conditions(record: dict[str, Any]) -> str:
+    """Where results were measured: hardware, versions, commit."""
+    where = record["environment"]
+    on_gpu = record["device"].startswith("cuda")
+    machine = ", ".join(where["gpus"]) if on_gpu else f"{where['cpu']} ({where['cores']} cores)"
+    packages = "".join(f", {name} {version}" for name, version in where["packages"].items())
+    return f"{machine}, torch {where['torch']}{packages}, Python {where['python']}, commit `{where['commit']}`"
+
+
+def tables(results: Path) -> dict[str, str]:
+    """All tables of the README, by the name of their markers."""
+    op = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
+    cdar = json.loads((results / "cdar-tiny.json").read_text())
+    return {"bench-op-cpu": op_table(op), "run-cdar-tiny": cdar_table(cdar)}
 
 
 def insert(text: str, name: str, table: str) -> str:
@@ -52,8 +82,10 @@ def insert(text: str, name: str, table: str) -> str:
 
 def update(readme: Path, results: Path) -> None:
     """Rewrite the tables of a README from the results files beside it."""
-    records = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
-    readme.write_text(insert(readme.read_text(), "bench-op-cpu", op_table(records)))
+    text = readme.read_text()
+    for name, table in tables(results).items():
+        text = insert(text, name, table)
+    readme.write_text(text)
 
 
 if __name__ == "__main__":
