@@ -11,7 +11,7 @@ import torch
 from swila.experiments.cdar import MODELS, routing, shares_by_context
 from swila.experiments.token_run import TokenRun
 from swila.plots import RoutingPanel, accuracy_curves, routing_picture
-from swila.tasks import IGNORE, Examples
+from swila.tasks import CDAR, IGNORE, Examples
 from swila.training import RunDirectory
 
 
@@ -28,10 +28,9 @@ def draw_accuracy(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out:
         for run in members:
             metrics = RunDirectory(out / run.name, run.config()).metrics()
             panel.setdefault(run.label, []).append([(line["step"], line["test/accuracy"]) for line in metrics])
-    task = runs[0].task
-    contexts = getattr(task, "num_contexts", 1)
-    title = f"CDAR: {contexts} contexts of {getattr(task, 'num_keys', 0)} keys, length {task.length}"
-    return accuracy_curves(panels, MODELS, 1 / contexts, title, out / "accuracy")
+    task = _task(runs[0])
+    title = f"CDAR: {task.num_contexts} contexts of {task.num_keys} keys, length {task.length}"
+    return accuracy_curves(panels, MODELS, task.plateau, title, out / "accuracy")
 
 
 def draw_routing(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
@@ -46,33 +45,35 @@ def draw_routing(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out: 
         if row["model"] in ("temporal-swila", "swila")
     }
     panels: list[RoutingPanel] = []
-    shown: Examples | None = None
+    task = _task(runs[0])
+    test = runs[0].data("test")
+    shown, others = test.take(slice(0, 1)), test.take(slice(1, 17))
+    belongs = torch.stack([shown.context[0] == c for c in range(1, task.num_contexts + 1)], -1)  # [T, C]
     for model in ("temporal-swila", "swila"):
         if model not in best:
             continue
         run = by_name[best[model]["best_run"]]
-        test = run.data("test")
-        shown = test.take(slice(0, 1))
         network = run.load(out / run.name)
-        others, one = test.take(slice(1, 17)), shown
-        learnt, trace = routing(network, others), routing(network, one)
-        belongs = torch.stack([one.context[0] == c for c in range(1, run.task.num_contexts + 1)], -1)  # type: ignore[union-attr]
+        learnt, trace = routing(network, others), routing(network, shown)
         name = f"{MODELS[model]} (accuracy {best[model]['best']:.2f})"
         for side, what in (("key", "writing"), ("query", "reading")):
-            owned = getattr(learnt, side)
-            order = _mixture_of_context(shares_by_context(owned, others.context, run.task.num_contexts))  # type: ignore[union-attr]
-            shares = getattr(trace, side)[0]  # [T, H, J, V]
-            shares = shares.permute(1, 3, 0, 2).flatten(0, 1)  # [H V, T, J]
+            order = _mixture_of_context(shares_by_context(getattr(learnt, side), others.context, task.num_contexts))
+            shares = getattr(trace, side)[0].permute(1, 3, 0, 2).flatten(0, 1)  # [H V, T, J]
             shares = shares.gather(2, order[:, None, :].expand(-1, shares.shape[1], -1))
             follows = (shares * belongs).sum(-1).mean(1).argsort(descending=True)
             panels.append(RoutingPanel(f"{name}, {what}", shares[follows].numpy()))
-    if shown is None:
+    if not panels:
         return []
-    task = run.task
-    zone = task.num_contexts * (1 + 2 * task.num_keys)  # type: ignore[union-attr]
-    tokens = _token_names(shown, task.num_contexts, zone) if task.length <= 40 else None  # type: ignore[union-attr]
+    zone = task.num_contexts * (1 + 2 * task.num_keys)
+    tokens = _token_names(shown, task.num_contexts, zone) if task.length <= 40 else None
     title = "Which mixture holds which context"
     return routing_picture(panels, shown.context[0].tolist(), tokens, zone, title, out / "routing")
+
+
+def _task(run: TokenRun) -> CDAR:
+    if not isinstance(run.task, CDAR):
+        raise ValueError(f"run must be one of CDAR, got one of {type(run.task).__name__}")
+    return run.task
 
 
 def _mixture_of_context(shares: torch.Tensor) -> torch.Tensor:

@@ -94,8 +94,11 @@ def run_all(
     jobs = max(1, min(jobs, len(waiting)))
     if jobs == 1:
         for run in waiting:
-            result = _execute(run, out, device, tensorboard, lambda p, name=run.name: report(News(name, p)))  # type: ignore[misc]
-            results[run.name] = result
+
+            def follow(progress: Progress, name: str = run.name) -> None:
+                report(News(name, progress))
+
+            results[run.name] = result = _execute(run, out, device, tensorboard, follow)
             report(News(run.name, result=result))
         return results
     return results | _side_by_side(waiting, out, device, jobs, tensorboard, report)
