@@ -35,9 +35,14 @@ def test_from_start_to_figures(run, tmp_path):
         assert f"{row['best']:.3f}" in result.output
     for name in ("accuracy.png", "accuracy.svg", "routing.png", "routing.svg"):
         assert (tmp_path / "runs" / name).stat().st_size > 3000
+    first = tmp_path / "runs" / "swila-d16-l1-lr0.005-seed0" / "environment.json"
+    first.write_text(json.dumps(json.loads(first.read_text()) | {"commit": "older"}))
     again = run(*arguments)
     assert again.exit_code == 0
     assert "4 of 4 runs are there already" in again.output
+    record = json.loads((tmp_path / "runs" / "results.json").read_text())
+    assert record["environment"]["commit"] == "older"
+    assert [where["commit"] for where in record["other_environments"]] != ["older"]
     other = run(*arguments[:3], 5, *arguments[4:])
     assert other.exit_code == 2
     assert (

@@ -74,9 +74,8 @@ def cdar(
 
     from rich.console import Console
 
-    from swila.environment import environment
     from swila.experiments.cdar import PRESETS, make_runs, summarize
-    from swila.experiments.sweep import claim, run_all
+    from swila.experiments.sweep import claim, environments, run_all
 
     console = Console()
     with one_line_errors():
@@ -103,10 +102,12 @@ def cdar(
         raise SystemExit(130)
 
     rows = summarize(runs, results)
+    first, *others = environments(runs, directory)
     record = {
         "experiment": "cdar",
         "preset": preset,
-        "environment": environment(),
+        "environment": first,
+        **({"other_environments": others} if others else {}),
         "device": device,
         "plateau": PRESETS[preset].task.plateau,
         "rows": rows,

@@ -63,6 +63,15 @@ def claim(out: Path, experiment: dict[str, Any]) -> None:
         raise ValueError(f"out must be a directory that can be written to, got {out}: {error.strerror}") from None
 
 
+def environments(runs: Sequence[Run], out: Path) -> list[dict[str, Any]]:
+    """Where the runs were made, each place once: runs that were there already may come from another commit."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        where = RunDirectory(out / run.name, run.config()).environment
+        found.setdefault(json.dumps({key: value for key, value in where.items() if key != "date"}), where)
+    return list(found.values())
+
+
 def run_all(
     runs: Sequence[Run],
     out: Path,

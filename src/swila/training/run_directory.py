@@ -52,6 +52,11 @@ class RunDirectory:
         path = self.path / "result.json"
         return json.loads(path.read_text()) if path.exists() else None
 
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Where the run began: hardware, versions, commit."""
+        return json.loads((self.path / "environment.json").read_text())
+
     def finish(self, result: dict[str, Any]) -> None:
         """Write down what came out."""
         write_json(self.path / "result.json", result)
