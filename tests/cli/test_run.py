@@ -53,33 +53,39 @@ def test_from_start_to_figures(run, tmp_path):
     assert run(*arguments[:3], 5, *arguments[4:], "--fresh", "--jobs", 1).exit_code == 0
 
 
-def test_interrupted_and_resumed(tmp_path):
-    """Ctrl-C reaches the parent; its workers save, and the same command goes on."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_and_resumed(tmp_path, number):
+    """The workers save, and the same command goes on."""
     command = [sys.executable, "-c", "from swila.cli import main; main()", "run", "cdar", "--seeds", "2", "--jobs", "2"]
-    command += ["--model", "deltanet", "--steps", "400", "--out", str(tmp_path / "runs"), "--no-tensorboard"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command += ["--model", "deltanet", "--steps", "200", "--out", str(tmp_path / "runs"), "--no-tensorboard"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     metrics = [tmp_path / "runs" / f"deltanet-d16-l1-lr0.005-seed{s}" / "metrics.jsonl" for s in (0, 1)]
     begun = time.monotonic()
     while not all(path.exists() and path.read_text().count("\n") >= 1 for path in metrics):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() - begun < 120
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)  # as a terminal, or a batch system, does
     output, _ = process.communicate(timeout=60)
+    assert "Traceback" not in output
     assert process.returncode == 130, output
     assert "interrupted; the same command goes on" in output
     reached = [json.loads(path.read_text().splitlines()[-1])["step"] for path in metrics]
-    assert all(step < 400 for step in reached)
+    assert all(step < 200 for step in reached)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     for path in metrics:
-        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(50, 401, 50))
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(50, 201, 50))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--preset", "huge"], "preset must be one of tiny, small, paper, got 'huge'"),
+        (["--seeds", "²"], "got '²'"),
+        (["--model", "dn-mom"], "model dn-mom needs 4 contexts or more to route between, this preset has 2"),
         (["--model", "gpt"], "model must be one of temporal-swila, swila, deltanet, dn-mom, attention, got 'gpt'"),
         (["--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--out", "/proc/none"], "out must be a directory that can be written to, got /proc/none: No such file"),
@@ -130,3 +136,10 @@ def test_help_explains_itself(run):
     assert result.exit_code == 0
     for word in ("--preset", "tiny", "paper", "--seeds", "--fresh", "Ctrl-C", "results.json", "1/C"):
         assert word in result.output, word
+
+
+def test_lost_checkpoints_are_no_obstacle(run, tmp_path):
+    arguments = "--out", tmp_path / "runs", "--model", "swila", "--seeds", 1, "--steps", 2, "--jobs", 1
+    assert run(*arguments).exit_code == 0
+    (tmp_path / "runs" / "swila-d16-l1-lr0.005-seed0" / "checkpoint.pt").unlink()
+    assert run(*arguments).exit_code == 0

@@ -1,6 +1,8 @@
 """The CDAR experiment: its grid, its sweep, and the paper's picture in small."""
 
 import json
+import os
+import signal
 from dataclasses import dataclass, replace
 
 import pytest
@@ -14,9 +16,9 @@ from swila.tasks import CDAR, Examples
 from swila.training import RunDirectory
 
 
-def few(models=None, steps=6, seeds=(0,), **more):
-    """Runs of the tiny preset with few steps and little data."""
-    runs = make_runs("tiny", models=models, seeds=seeds, steps=steps, **more)
+def few(models=None, steps=6, seeds=(0,), preset="tiny", **more):
+    """Runs with few steps and little data."""
+    runs = make_runs(preset, models=models, seeds=seeds, steps=steps, **more)
     return [
         replace(run, train_examples=128, test_examples=32, training=replace(run.training, eval_every=3)) for run in runs
     ]
@@ -27,7 +29,8 @@ def test_every_recurrent_model_has_the_same_state(preset):
     p = PRESETS[preset]
     for hidden_size in p.hidden_sizes:
         expected = p.task.num_contexts * (hidden_size // 2) ** 2
-        runs = make_runs(preset, list(MODELS), [hidden_size], [1], [1e-3], [0])
+        models = [model for model in MODELS if model != "dn-mom" or p.task.num_contexts >= 4]
+        runs = make_runs(preset, models, [hidden_size], [1], [1e-3], [0])
         for run in runs:
             model = SyntheticModel(run.model)
             assert model.mixers[0].use_short_conv
@@ -56,6 +59,10 @@ def test_the_papers_grid():
             {"preset": "tiny", "models": ["gpt"]},
             "model must be one of temporal-swila, swila, deltanet, dn-mom",
         ),
+        (
+            {"preset": "tiny", "models": ["dn-mom"]},
+            "dn-mom needs 4 contexts or more to route between, this preset has 2",
+        ),
         ({"preset": "tiny", "hidden_sizes": [6]}, "hidden size must be a multiple of 4, got 6"),
         ({"preset": "tiny", "lrs": [0.0]}, "lr must be above 0 and at most 1, got 0.0"),
     ],
@@ -65,8 +72,9 @@ def test_mistakes(arguments, message):
         make_runs(**arguments)
 
 
-def test_every_model_trains_and_is_summarized(tmp_path):
-    runs = few(list(MODELS), seeds=(0, 1))
+def test_every_model_trains_and_is_summarized(tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "four", replace(PRESETS["tiny"], task=CDAR(32, 4, 2, 40)))
+    runs = few(list(MODELS), seeds=(0, 1), preset="four")
     results = run_all(runs, tmp_path, tensorboard=False)
     rows = summarize(runs, results)
     assert [row["model"] for row in rows] == list(MODELS)
@@ -77,7 +85,7 @@ def test_every_model_trains_and_is_summarized(tmp_path):
         assert (row["runs"], row["solved"]) == (2, 0)
         assert results[row["best_run"]]["accuracy"] == row["best"]
     json.dumps(rows)
-    for paths in (draw_accuracy(runs, rows, tmp_path), draw_routing(runs, rows, tmp_path)):
+    for paths in (draw_accuracy(runs, rows, tmp_path), draw_routing(runs, tmp_path)):
         assert [path.suffix for path in paths] == [".png", ".svg"]
         assert all(path.stat().st_size > 3000 for path in paths)
 
@@ -94,6 +102,8 @@ class Odd:
     def execute(self, directory, device, report, tensorboard):
         if self.name == "broken":
             raise RuntimeError("out of memory")
+        if self.name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         return {"status": "finished", "accuracy": 1.0, "threads": torch.get_num_threads()}
 
 
@@ -107,20 +117,53 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
         assert {item.name for item in news if item.result} == {"broken", "fine", "good"}
 
 
+def test_a_killed_worker_costs_one_run(tmp_path):
+    runs = [Odd("killed"), *(Odd(f"fine{i}") for i in range(3))]
+    results = run_all(runs, tmp_path, jobs=2)
+    assert results.pop("killed") == {"status": "failed", "error": "the process died (exit code -9)"}
+    assert {result["status"] for result in results.values()} == {"finished"}
+
+
+def test_a_report_that_raises_stops_the_workers(tmp_path):
+    def report(news):
+        raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="terminal"):
+        run_all([Odd("a"), Odd("b")], tmp_path, jobs=2, report=report)
+
+
+def test_mistakes_in_directories_cost_nothing(tmp_path):
+    RunDirectory(tmp_path / "a", Odd("a").config()).finish({"status": "finished"})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").write_text("important")
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        run_all([Odd("a"), Odd("b")], tmp_path, fresh=True)
+    assert RunDirectory(tmp_path / "a", Odd("a").config()).result == {"status": "finished"}
+
+
+def test_two_commands_in_one_directory(tmp_path):
+    def report(news):
+        with pytest.raises(ValueError, match="another command is at work in"):
+            run_all([Odd("b")], tmp_path)
+
+    run_all([Odd("a")], tmp_path, report=report)
+    assert run_all([Odd("b")], tmp_path)["b"]["status"] == "finished"
+
+
 def test_two_runs_of_one_name(tmp_path):
-    with pytest.raises(ValueError, match="runs must have different names"):
+    with pytest.raises(ValueError, match="runs must have different names, got a twice"):
         run_all([Odd("a"), Odd("a")], tmp_path)
+    assert len(make_runs("tiny", ["swila", "swila"], lrs=[0.1, 0.1], seeds=[1, 1])) == 1
 
 
 def test_side_by_side_gives_the_same_numbers_as_in_turn(tmp_path):
     runs = few(["temporal-swila", "deltanet"])
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        one = run_all(runs, tmp_path / "one", tensorboard=False)
-        two = run_all(runs, tmp_path / "two", jobs=2, tensorboard=False)
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(2)
+    one = run_all(runs, tmp_path / "one", tensorboard=False)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+    two = run_all(runs, tmp_path / "two", jobs=2, tensorboard=False)
     for run in runs:
         assert one[run.name]["accuracy"] == two[run.name]["accuracy"]
         a, b = (RunDirectory(tmp_path / d / run.name, run.config()).metrics() for d in ("one", "two"))
@@ -154,8 +197,7 @@ def test_temporal_swila_leaves_the_plateau_and_swila_does_not(tmp_path):
     temporal, plain = run_all(runs, tmp_path, tensorboard=False).values()
     assert temporal["accuracy"] > 0.75
     assert 0.3 < plain["accuracy"] < 0.6
-    rows = summarize(runs, {runs[0].name: temporal, runs[1].name: plain})
-    assert draw_routing(runs, rows, tmp_path)
+    assert draw_routing(runs, tmp_path)
     # and it does so by giving the contexts different mixtures
     test = runs[0].data("test").take(slice(0, 8))
     trace = routing(runs[0].load(tmp_path / runs[0].name), test)
@@ -179,3 +221,11 @@ def test_routing_needs_a_swila_layer():
     (run,) = few(["deltanet"])
     with pytest.raises(ValueError, match="model must end with a SwiLA layer to look at, got DeltaNet"):
         routing(SyntheticModel(run.model), Examples(*([torch.ones(1, 4, dtype=torch.int32)] * 3)))
+
+
+def test_no_picture_of_a_diverged_run(tmp_path):
+    runs = few(["swila"])
+    run_all(runs, tmp_path, tensorboard=False)
+    directory = RunDirectory(tmp_path / runs[0].name, runs[0].config())
+    directory.finish(directory.result | {"status": "diverged"})
+    assert draw_routing(runs, tmp_path) == []

@@ -100,6 +100,12 @@ def test_nothing_but_padding(layer):
     assert (layer(tokens(2, 3), attention_mask=torch.zeros(2, 3))[0] == 0).all()
 
 
+def test_what_is_carried_does_not_hold_the_sequence(layer):
+    _, _, cache = layer(tokens(1, 50), use_cache=True)
+    for part in cache[0]["conv_state"] or ():
+        assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
+
+
 def test_gradients_through_padding_and_cache(layer):
     x = tokens(2, 6).requires_grad_()
     whole = layer(x)[0].square().sum()
@@ -177,16 +183,19 @@ def test_autocast(layer):
 
 
 @pytest.mark.unpoisoned
-@pytest.mark.parametrize("name", ["swila-temporal", "gated-deltanet", "mom", "attention", "fox"])
+@pytest.mark.parametrize("name", ["swila-temporal", "swila-balanced", "gated-deltanet", "mom", "attention", "fox"])
 def test_compiles_to_one_graph(name):
     torch.set_default_device(None)  # tracing does not know it
-    layer = build(name).float()
+    balanced = {"balance_marginal": 0.1} if name == "swila-balanced" else {}
+    layer = build("swila" if balanced else name, **balanced).float()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for T in (5, 9):
         x = tokens(2, T).float().requires_grad_()
-        (expected,) = torch.autograd.grad(layer(x)[0].square().sum(), x)
-        (found,) = torch.autograd.grad(compiled(x)[0].square().sum(), x)
-        assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        grads = []
+        for forward in (layer, compiled):
+            loss = forward(x)[0].square().sum()
+            grads += torch.autograd.grad(loss + layer.auxiliary_loss() if balanced else loss, x)
+        assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -224,14 +233,31 @@ def test_docstring_names_every_argument(name):
             },
             "attention_mask must be None with cu_seqlens",
         ),
+        *(
+            (
+                {"hidden_states": torch.zeros(1, 3, 16), "cu_seqlens": torch.tensor(bounds)},
+                rf"cu_seqlens must {words}, got \[{', '.join(map(str, bounds))}\]",
+            )
+            for bounds, words in (
+                ([0, 2], "start at 0 and end at T = 3"),
+                ([0, 2, 4], "start at 0 and end at T = 3"),
+                ([0, 2, 1, 3], r"increase strictly \(no empty sequence\)"),
+                ([0, 2, 2, 3], r"increase strictly \(no empty sequence\)"),
+            )
+        ),
+        (
+            {"hidden_states": torch.zeros(1, 3, 16), "cu_seqlens": torch.tensor([0.0, 3])},
+            "cu_seqlens must be int32 or int64",
+        ),
         ({"output_attentions": True}, "output_attentions must be False"),
         ({"use_cache": True, "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "at least one token"),
     ],
 )
-def test_mistakes_in_a_call(options, message):
+@pytest.mark.parametrize("name", ["deltanet", "attention"])
+def test_mistakes_in_a_call(name, options, message):
     here = {k: v.to(torch.get_default_device()) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     with pytest.raises(ValueError, match=message):
-        build("deltanet").float()(**({"hidden_states": torch.zeros(2, 3, 16)} | here))
+        build(name).float()(**({"hidden_states": torch.zeros(2, 3, 16)} | here))
 
 
 def test_cache_of_another_batch():

@@ -1,7 +1,11 @@
 """The SwiLA layer: the equations of the paper from its weights, and what it does in training."""
 
+import copy
+import io
+
 import pytest
 import torch
+import torch.utils.checkpoint
 from mixers import HIDDEN, build, random
 from naive import conv, decay, rms
 from torch.nn import functional as F
@@ -113,8 +117,8 @@ def test_trace_is_what_the_recurrence_did(x):
     trace = layer.trace(x)
     assert trace.key.shape == (2, 9, 2, 4, 4)
     assert_close(trace.key.sum(3), torch.ones_like(trace.key[:, :, :, 0]))
-    assert_close(trace.key.mean((0, 1)), layer._stats.key_usage)
-    assert_close(trace.query.mean((0, 1)), layer._stats.query_usage)
+    assert_close(trace.key.mean((0, 1)), layer.last_call.stats.key_usage)
+    assert_close(trace.query.mean((0, 1)), layer.last_call.stats.query_usage)
     cache = layer(x, use_cache=True)[2]
     assert_close(trace.key[:, -1], cache[0]["recurrent_state"].r)
     assert_close(trace.query[:, -1], cache[0]["recurrent_state"].rho)
@@ -127,8 +131,14 @@ def test_load_balancing_loss_is_handed_out_once(x):
     routers = [layer.key_router.weight, layer.query_router.weight]
     assert all(g.abs().sum() > 0 for g in torch.autograd.grad(loss, routers))
     assert layer.auxiliary_loss() is None
+    layer(x)
     layer.eval()(x)
+    assert layer.auxiliary_loss() is not None, "an evaluation in between leaves it"
+    layer(x)
     assert layer.auxiliary_loss() is None
+    layer.train()(x)
+    layer(x, attention_mask=torch.zeros(2, 9))
+    assert layer.auxiliary_loss() is None, "the last call had no tokens"
     layer = build("swila").train()
     layer(x)
     assert layer.auxiliary_loss() is None
@@ -157,3 +167,26 @@ def test_the_papers_language_model_size():
     layer = SwiLA(1024, num_heads=8, num_mixtures=4, gate="key", temporal=True, router_projection="low-rank:16")
     assert layer.state_size() == 131_072
     assert (layer.head_k_dim, layer.head_v_dim) == (64, 64)
+
+
+def test_copies_begin_without_the_last_call(x):
+    layer = build("swila-gated", balance_marginal=0.1)
+    layer(x)
+    other = copy.deepcopy(layer)
+    assert other.auxiliary_loss() is None
+    assert other.routing_diagnostics() is None
+    assert layer.auxiliary_loss() is not None
+    layer(x)
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=False).auxiliary_loss() is None
+
+
+def test_load_balancing_under_gradient_checkpointing(x):
+    layer = build("swila", balance_marginal=0.1)
+    expected = torch.autograd.grad(layer(x)[0].square().sum() + layer.auxiliary_loss(), layer.parameters())
+    y = torch.utils.checkpoint.checkpoint(lambda t: layer(t)[0], x.clone().requires_grad_(), use_reentrant=False)
+    (y.square().sum() + layer.auxiliary_loss()).backward()
+    for parameter, grad in zip(layer.parameters(), expected, strict=True):
+        assert_close(parameter.grad, grad)

@@ -22,6 +22,14 @@ def test_another_run_is_not(tmp_path):
     assert RunDirectory(tmp_path, other, fresh=True).result is None
 
 
+def test_what_a_crash_left_is_no_obstacle(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "environment.json").write_text("{}")
+    (tmp_path / "a" / "config.tmp").write_text('{"tr')
+    for fresh in (False, True):
+        assert RunDirectory(tmp_path / "a", CONFIG, fresh=fresh).result is None
+
+
 def test_somebody_elses_directory_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("important")
     for fresh in (False, True):

@@ -1,5 +1,6 @@
 """The training loop: the same numbers however often it is interrupted, and honest about how it ended."""
 
+import copy
 import json
 import math
 import os
@@ -131,6 +132,21 @@ def test_killed_between_checkpoints(whole, tmp_path):
     assert numbers(tmp_path / "run") == numbers(whole[0])
 
 
+def test_a_crash_while_resuming_loses_nothing(whole, tmp_path, monkeypatch):
+    def stop(progress):
+        if progress.step == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "run", report=stop, tensorboard=False).fit()
+    with monkeypatch.context() as patch:
+        patch.setattr("swila.training.metrics.os.replace", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        with pytest.raises(RuntimeError):
+            trainer(tmp_path / "run", tensorboard=False).fit()
+    trainer(tmp_path / "run", tensorboard=False).fit()
+    assert numbers(tmp_path / "run") == numbers(whole[0])
+
+
 def test_a_finished_run_is_not_run_again(whole):
     steps = []
     assert trainer(whole[0], report=steps.append).fit() == whole[1]
@@ -170,7 +186,7 @@ def test_auxiliary_loss_reaches_the_weights(tmp_path):
     """Weights differ from those of a run without load balancing, and the loss is the mean over layers."""
     model = SyntheticModel(SyntheticModelConfig(32, 8, 3, "swila", {**OPTIONS, "router_noise": False}))
     model(TASK.examples(4, "train").inputs)
-    losses = [mixer._loss for mixer in model.mixers]
+    losses = [mixer.last_call.loss for mixer in model.mixers]
     torch.testing.assert_close(collect_auxiliary_loss(model), torch.stack(losses).mean())
     assert collect_auxiliary_loss(model) is None
     found = collect_routing_diagnostics(model)
@@ -180,7 +196,7 @@ def test_auxiliary_loss_reaches_the_weights(tmp_path):
 
 
 def test_weight_decay_spares_what_layers_exempt():
-    model = SyntheticModel(SyntheticModelConfig(32, 8, 1, "gated-deltanet", {"num_heads": 1}))
+    model = copy.deepcopy(SyntheticModel(SyntheticModelConfig(32, 8, 1, "gated-deltanet", {"num_heads": 1})))
     decayed, exempt = make_optimizer(model, CONFIG).param_groups
     names = {id(p): name for name, p in model.named_parameters()}
     assert sorted(names[id(p)].split(".")[-1] for p in exempt["params"]) == ["A_log", "dt_bias"]
@@ -204,6 +220,10 @@ def test_schedules():
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"steps": 5, "lr": -1.0}, "lr must be above 0 and at most 1, got -1.0"),
+        ({"steps": 5, "warmup": 2}, "warmup must be a share between 0 and 1, got 2"),
+        ({"steps": 5, "clip": -1.0}, "clip must be above 0, or None for none, got -1.0"),
+        ({"steps": 5, "betas": (0.9, 1.0)}, r"betas must be two numbers of at least 0 and below 1, got \(0.9, 1.0\)"),
+        ({"steps": 5, "weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
         ({"steps": 5, "schedule": "linear"}, "schedule must be one of constant, cosine, cosine-epochs, got 'linear'"),
     ],
 )

@@ -55,6 +55,7 @@ def cdar(
     jobs: Annotated[
         int | None, typer.Option(help="Runs side by side. Default: one for each core on a CPU, else 1.", min=1)
     ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of each run; its last digits depend on them.", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help="Directory for everything. Default: runs/cdar-PRESET")] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Throw away runs that are already there, instead of going on with them.")
@@ -67,15 +68,13 @@ def cdar(
     size. One that knows the values but not the context scores 1/C.
 
     Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
-    table, with hardware, versions and commit), accuracy.png, routing.png, and a directory for every run with its
-    configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    table of this command's runs, with hardware, versions and commit), accuracy.png, routing.png, and a directory for
+    every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
-    import json
-
     from rich.console import Console
 
-    from swila.experiments.cdar import PRESETS, make_runs, summarize
-    from swila.experiments.sweep import claim, environments, run_all
+    from swila.experiments.cdar import PRESETS, make_runs
+    from swila.experiments.sweep import claim, run_all
 
     console = Console()
     with one_line_errors():
@@ -93,13 +92,38 @@ def cdar(
         with _live(console, runs) as show:
             try:
                 results = run_all(
-                    runs, directory, device=device, jobs=jobs, fresh=fresh, tensorboard=tensorboard, report=show
+                    runs,
+                    directory,
+                    device=device,
+                    jobs=jobs,
+                    threads=threads,
+                    fresh=fresh,
+                    tensorboard=tensorboard,
+                    report=show,
                 )
             except KeyboardInterrupt:
                 results = None
     if results is None:
         console.print(f"interrupted; the same command goes on from {directory}")
         raise SystemExit(130)
+    with one_line_errors():
+        _finish(console, preset, device, runs, results, directory)
+    if failed := [name for name, result in results.items() if result["status"] == "failed"]:
+        fail(f"{len(failed)} of {len(runs)} runs failed; the first, {failed[0]}: {results[failed[0]]['error']}")
+
+
+def _finish(
+    console: Console,
+    preset: str,
+    device: str,
+    runs: list[TokenRun],
+    results: dict[str, dict[str, Any]],
+    directory: Path,
+) -> None:
+    """Table, results file and figures."""
+    from swila.experiments.cdar import PRESETS, summarize
+    from swila.experiments.sweep import environments
+    from swila.training.run_directory import write_json
 
     rows = summarize(runs, results)
     first, *others = environments(runs, directory)
@@ -113,12 +137,10 @@ def cdar(
         "rows": rows,
         "runs": {each.name: results[each.name] for each in runs},
     }
-    (directory / "results.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_json(directory / "results.json", record)
     console.print(_table(rows, PRESETS[preset].task.plateau))
     console.print(f"results in {directory / 'results.json'}")
     _draw(console, runs, rows, directory)
-    if failed := [name for name, result in results.items() if result["status"] == "failed"]:
-        fail(f"{len(failed)} of {len(runs)} runs failed; the first: {results[failed[0]]['error']}")
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
@@ -126,7 +148,11 @@ def parse_seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() for part in parts) or ("," not in text and int(parts[0]) < 1):
+    if (
+        not parts
+        or not all(part.isascii() and part.isdigit() for part in parts)
+        or ("," not in text and int(parts[0]) < 1)
+    ):
         raise ValueError(f"seeds must be a number of seeds (3) or a list of them (0,4,7), got {text!r}")
     return list(range(int(parts[0]))) if "," not in text else sorted({int(part) for part in parts})
 
@@ -220,6 +246,6 @@ def _draw(console: Console, runs: list[TokenRun], rows: list[dict[str, Any]], di
         return
     from swila.experiments.cdar_figures import draw_accuracy, draw_routing
 
-    for paths in (draw_accuracy(runs, rows, directory), draw_routing(runs, rows, directory)):
+    for paths in (draw_accuracy(runs, rows, directory), draw_routing(runs, directory)):
         if paths:
             console.print(f"figure in {paths[0]} (and {paths[1].name})")

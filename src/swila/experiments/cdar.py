@@ -139,7 +139,9 @@ def mixer_of(model: str, preset: Preset, hidden_size: int) -> tuple[str, dict[st
     if model == "deltanet":
         return "deltanet", {"num_heads": C} | head
     if model == "dn-mom":
-        return "mom", {"num_heads": 1, "num_memories": C, "top_k": max(C // 2, 1)} | head
+        if C < 4:  # one memory a token, with a weight of 1: nothing of the task would reach the router
+            raise ValueError(f"model dn-mom needs 4 contexts or more to route between, this preset has {C}")
+        return "mom", {"num_heads": 1, "num_memories": C, "top_k": C // 2} | head
     if model == "attention":
         return "attention", {"num_heads": preset.attention_heads, "qkv_bias": True, "out_bias": True} | conv
     raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
@@ -162,11 +164,11 @@ def make_runs(
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     p = PRESETS[preset]
     runs = []
-    for seed in seeds if seeds is not None else range(p.seeds):
-        for lr in lrs or p.lrs:
-            for hidden_size in hidden_sizes or p.hidden_sizes:
-                for num_layers in layers or p.layers:
-                    for model in models or p.models:
+    for seed in dict.fromkeys(range(p.seeds) if seeds is None else seeds):
+        for lr in dict.fromkeys(lrs or p.lrs):
+            for hidden_size in dict.fromkeys(hidden_sizes or p.hidden_sizes):
+                for num_layers in dict.fromkeys(layers or p.layers):
+                    for model in dict.fromkeys(models or p.models):
                         if hidden_size < 4 or hidden_size % 4:
                             raise ValueError(f"hidden size must be a multiple of 4, got {hidden_size}")
                         mixer, options = mixer_of(model, p, hidden_size)

@@ -33,29 +33,25 @@ def draw_accuracy(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out:
     return accuracy_curves(panels, MODELS, task.plateau, title, out / "accuracy")
 
 
-def draw_routing(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
+def draw_routing(runs: Sequence[TokenRun], out: Path) -> list[Path]:
     """For the best run of each SwiLA model: which mixture each token of one test sequence went to.
 
     Which mixture belongs to which context is found on other sequences. Output dims that follow the context come first.
+    The weights are the last ones of a run, and so is the accuracy in the title.
     """
-    by_name = {run.name: run for run in runs}
-    best = {
-        row["model"]: row
-        for row in sorted((r for r in rows if r["best"] is not None), key=lambda row: row["best"])
-        if row["model"] in ("temporal-swila", "swila")
-    }
     panels: list[RoutingPanel] = []
     task = _task(runs[0])
     test = runs[0].data("test")
     shown, others = test.take(slice(0, 1)), test.take(slice(1, 17))
     belongs = torch.stack([shown.context[0] == c for c in range(1, task.num_contexts + 1)], -1)  # [T, C]
     for model in ("temporal-swila", "swila"):
-        if model not in best:
+        found = [(accuracy, run) for run in runs if run.label == model and (accuracy := _final(run, out)) is not None]
+        if not found:
             continue
-        run = by_name[best[model]["best_run"]]
+        accuracy, run = max(found, key=lambda pair: pair[0])
         network = run.load(out / run.name)
         learnt, trace = routing(network, others), routing(network, shown)
-        name = f"{MODELS[model]} (accuracy {best[model]['best']:.2f})"
+        name = f"{MODELS[model]} (accuracy {accuracy:.2f})"
         for side, what in (("key", "writing"), ("query", "reading")):
             order = _mixture_of_context(shares_by_context(getattr(learnt, side), others.context, task.num_contexts))
             shares = getattr(trace, side)[0].permute(1, 3, 0, 2).flatten(0, 1)  # [H V, T, J]
@@ -68,6 +64,15 @@ def draw_routing(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out: 
     tokens = _token_names(shown, task.num_contexts, zone) if task.length <= 40 else None
     title = "Which mixture holds which context"
     return routing_picture(panels, shown.context[0].tolist(), tokens, zone, title, out / "routing")
+
+
+def _final(run: TokenRun, out: Path) -> float | None:
+    """Accuracy of the weights a run left, None if it left none worth looking at."""
+    directory = RunDirectory(out / run.name, run.config())
+    result = directory.result
+    if result is None or result["status"] == "diverged" or not (directory.path / "checkpoint.pt").exists():
+        return None
+    return result["final_accuracy"]
 
 
 def _task(run: TokenRun) -> CDAR:

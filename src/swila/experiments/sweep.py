@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import signal
+import os
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -52,7 +49,7 @@ def claim(out: Path, experiment: dict[str, Any]) -> None:
         out.mkdir(parents=True, exist_ok=True)
         known = out / "experiment.json"
         if not known.exists():
-            if any(out.iterdir()):
+            if any(path.suffix != ".tmp" for path in out.iterdir()):
                 raise ValueError(f"out {out} is not empty and holds no experiment; choose another directory")
             write_json(known, experiment)
         if difference := first_difference(json.loads(known.read_text()), experiment):
@@ -78,108 +75,79 @@ def run_all(
     *,
     device: str = "cpu",
     jobs: int = 1,
+    threads: int = 1,
     fresh: bool = False,
     tensorboard: bool = True,
     report: Callable[[News], None] = lambda news: None,
 ) -> dict[str, dict[str, Any]]:
-    """Run all of them, ``jobs`` at a time, each in a process of its own with its share of the cores.
+    """Run all of them, ``jobs`` at a time, each with ``threads`` of torch (on which the last digits depend).
 
-    Every directory is claimed before the first run starts, so that a mistake shows at once. A run that diverges or
-    fails does not stop the others: its result has the status ``"diverged"`` or ``"failed"``. Interrupted
+    Every directory is checked before the first run starts, so that a mistake shows at once. A run that diverges, fails
+    or is killed does not stop the others: its result has the status ``"diverged"`` or ``"failed"``. Interrupted
     (KeyboardInterrupt), the runs save and stop; the same call goes on.
 
     Returns:
         The result of every run, by name.
     """
-    if len({run.name for run in runs}) != len(runs):
-        raise ValueError("runs must have different names")
-    directories = {run.name: RunDirectory(out / run.name, run.config(), fresh) for run in runs}
-    results = {name: result for name, d in directories.items() if (result := d.result) is not None}
-    for name, result in results.items():
-        report(News(name, result=result))
-    waiting = [run for run in runs if run.name not in results]
-    if not waiting:
-        return results
-    jobs = max(1, min(jobs, len(waiting)))
-    if jobs == 1:
+    names = [run.name for run in runs]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"runs must have different names, got {repeated[0]} twice")
+    out.mkdir(parents=True, exist_ok=True)
+    with _locked(out), _threads(threads):
+        for run in runs:
+            RunDirectory.check(out / run.name, run.config(), fresh)
+        directories = {run.name: RunDirectory(out / run.name, run.config(), fresh) for run in runs}
+        results = {name: result for name, d in directories.items() if (result := d.result) is not None}
+        for name, result in results.items():
+            report(News(name, result=result))
+        waiting = [run for run in runs if run.name not in results]
+        if min(jobs, len(waiting)) > 1:
+            from swila.experiments.workers import run_in_workers
+
+            return results | run_in_workers(waiting, out, device, min(jobs, len(waiting)), threads, tensorboard, report)
         for run in waiting:
 
             def follow(progress: Progress, name: str = run.name) -> None:
                 report(News(name, progress))
 
-            results[run.name] = result = _execute(run, out, device, tensorboard, follow)
+            results[run.name] = result = execute(run, out, device, tensorboard, follow)
             report(News(run.name, result=result))
         return results
-    return results | _side_by_side(waiting, out, device, jobs, tensorboard, report)
 
 
-def _side_by_side(
-    runs: Sequence[Run], out: Path, device: str, jobs: int, tensorboard: bool, report: Callable[[News], None]
-) -> dict[str, dict[str, Any]]:
-    context = multiprocessing.get_context("spawn")
-    news, stop = context.SimpleQueue(), context.Event()
-    threads = max(1, torch.get_num_threads() // jobs)
-    results: dict[str, dict[str, Any]] = {}
-
-    def listen() -> None:
-        while (item := news.get()) is not None:
-            report(item)
-
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    with ProcessPoolExecutor(jobs, context, _start_worker, (news, stop, threads)) as pool:
-        futures: dict[Future[dict[str, Any]], str] = {
-            pool.submit(_execute_in_worker, run, out, device, tensorboard): run.name for run in runs
-        }
-        try:
-            for future in as_completed(futures):
-                name = futures[future]
-                results[name] = future.result()
-                report(News(name, result=results[name]))
-        except KeyboardInterrupt:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-        finally:
-            stop.set()
-    news.put(None)
-    listener.join()
-    return results
-
-
-def _execute(run: Run, out: Path, device: str, tensorboard: bool, report: Callable[[Progress], None]) -> dict[str, Any]:
-    directory = RunDirectory(out / run.name, run.config())
+def execute(run: Run, out: Path, device: str, tensorboard: bool, report: Callable[[Progress], None]) -> dict[str, Any]:
+    """One run; what goes wrong becomes its result, but is not written down: once mended, the run goes on."""
     try:
-        return run.execute(directory, device, report, tensorboard)
+        return run.execute(RunDirectory(out / run.name, run.config()), device, report, tensorboard)
     except Exception as error:
-        # not written down: the cause may be mended, and the run then goes on
         return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
 
 
-_worker: tuple[Any, Any] | None = None
-
-
-def _start_worker(news: Any, stop: Any, threads: int) -> None:
-    global _worker
-    _worker = news, stop
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells its workers to stop
-
-
-def _execute_in_worker(run: Run, out: Path, device: str, tensorboard: bool) -> dict[str, Any]:
-    assert _worker is not None
-    news, stop = _worker
-    last = 0.0
-
-    def report(progress: Progress) -> None:
-        nonlocal last
-        if stop.is_set():
-            raise KeyboardInterrupt
-        if time.monotonic() - last > 0.2:
-            last = time.monotonic()
-            news.put(News(run.name, progress))
-
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        return _execute(run, out, device, tensorboard, report)
-    except KeyboardInterrupt:
-        return {"status": "interrupted"}
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Two commands must not write into one directory at a time."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ValueError(f"another command is at work in {out}; wait for it, or choose another directory") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)

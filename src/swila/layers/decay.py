@@ -25,6 +25,8 @@ class DecayGate(nn.Module):
         slowest: lower end of the rates at the start.
     """
 
+    no_weight_decay = ("A_log", "dt_bias")
+
     def __init__(
         self, hidden_size: int, groups: int, width: int = 1, projection: str = "linear", slowest: float = 1.0
     ) -> None:
@@ -33,8 +35,8 @@ class DecayGate(nn.Module):
         self.proj = make_projection("decay_projection", projection, hidden_size, groups * width)
         self.A_log = nn.Parameter(torch.empty(groups))
         self.dt_bias = nn.Parameter(torch.empty(groups * width))
-        for parameter in (self.A_log, self.dt_bias):
-            parameter._no_weight_decay = True  # type: ignore[attr-defined]
+        for name in self.no_weight_decay:
+            getattr(self, name)._no_weight_decay = True  # the mark other trainers look for; a copy loses it
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

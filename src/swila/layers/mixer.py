@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from swila.layers.cache import Cache, LayerState, batch_rows, layer_state, merge_rows, select_rows
-from swila.layers.packing import pack
+from swila.layers.last_call import LastCall
+from swila.layers.packing import check_packing, pack
 
 
 class SequenceMixer(nn.Module):
@@ -23,6 +24,7 @@ class SequenceMixer(nn.Module):
             raise ValueError(f"layer_idx must be the layer's place in the model, 0 or more, got {layer_idx!r}")
         self.hidden_size = hidden_size
         self.layer_idx = layer_idx
+        self.last_call = LastCall()
 
     def forward(
         self,
@@ -53,8 +55,10 @@ class SequenceMixer(nn.Module):
             )
         if output_attentions:
             raise ValueError("output_attentions must be False: this layer forms no attention matrix")
-        if cu_seqlens is not None and hidden_states.shape[0] != 1:
-            raise ValueError(f"hidden_states must have batch size 1 with cu_seqlens, got {hidden_states.shape[0]}")
+        if cu_seqlens is not None:
+            check_packing(cu_seqlens, hidden_states)
+        if self.training:
+            self.last_call.loss = None
         packed = pack(hidden_states, attention_mask, cu_seqlens)
         if past_key_values is None and use_cache:
             past_key_values = Cache()
@@ -90,6 +94,14 @@ class SequenceMixer(nn.Module):
     def merge(self, past: LayerState, after: LayerState, rows: Tensor) -> LayerState:
         """The state of the whole batch when only some of its ``rows`` had a token: ``past`` with those replaced."""
         return merge_rows({key: past.get(key) for key in after}, after, rows)
+
+    def auxiliary_loss(self) -> Tensor | None:
+        """The load-balancing loss of the last call in training, once; None if there is none, or it was taken.
+
+        To be taken between the forward and the backward call. With gradient checkpointing use the kind that is not
+        reentrant; the other one runs the call without gradients.
+        """
+        return self.last_call.take_loss()
 
     def state_size(self, length: int = 1) -> int:
         """Scalars of memory carried after ``length`` tokens: the recurrent matrices alone, or keys and values.

@@ -88,7 +88,6 @@ class MixtureOfMemories(RecurrentMixer):
         )
         self.num_memories, self.top_k, self.shared_memory = num_memories, top_k, shared_memory
         self.balance_scale = balance_scale
-        self._loss: Tensor | None = None
         self.router = nn.Linear(hidden_size, num_memories, bias=False)
         self.b_proj = nn.Linear(hidden_size, self.streams * num_heads, bias=False)
         self.decay = DecayGate(hidden_size, num_heads, self.streams, slowest=0.0) if gate else None
@@ -113,17 +112,11 @@ class MixtureOfMemories(RecurrentMixer):
         chosen, index = probabilities.topk(self.top_k, -1)
         used = torch.zeros_like(probabilities).scatter(-1, index, 1.0)
         weights = probabilities * used / chosen.sum(-1, keepdim=True)
-        self._loss = None
         if self.training and self.balance_scale:
-            self._loss = self.balance_scale * switch_loss(probabilities, used)
+            self.last_call.loss = self.balance_scale * switch_loss(probabilities, used)
         if self.shared_memory:
             weights, used = F.pad(weights, (0, 1), value=1.0), F.pad(used, (0, 1), value=1.0)
         return weights, used
-
-    def auxiliary_loss(self) -> Tensor | None:
-        """The load-balancing loss of the last call in training, once; then None until the next call."""
-        loss, self._loss = self._loss, None
-        return loss
 
 
 def switch_loss(probabilities: Tensor, used: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from swila.ops.validation import INTEGER, check_cu_seqlens, values_are_checked
+
 
 class Packed(NamedTuple):
     """The tokens of a call as a layer computes them, and the way back.
@@ -74,6 +76,22 @@ def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) ->
         lengths = lengths[rows]
     packed = x.flatten(0, 1).index_select(0, kept).unsqueeze(0)
     return Packed(packed, F.pad(lengths.cumsum(0), (1, 0)), kept, rows, (B, T))
+
+
+def check_packing(cu_seqlens: Tensor, x: Tensor) -> None:
+    """Raise ValueError unless these are bounds of sequences packed in ``x [1, T, D]``.
+
+    Values are read where :func:`swila.set_value_checks` wants it.
+    """
+    if x.shape[0] != 1:
+        raise ValueError(f"hidden_states must have batch size 1 with cu_seqlens, got {x.shape[0]}")
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in INTEGER:
+        got = f"{cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}"
+        raise ValueError(f"cu_seqlens must be int32 or int64 and [N + 1] with N >= 1, got {got}")
+    if cu_seqlens.device != x.device:
+        raise ValueError(f"cu_seqlens must be on the device of hidden_states, {x.device}, got {cu_seqlens.device}")
+    if not torch.compiler.is_compiling() and values_are_checked(x.device):
+        check_cu_seqlens(cu_seqlens.tolist(), x.shape[1])
 
 
 class Sequences(NamedTuple):

@@ -51,19 +51,24 @@ class ShortConvolution(nn.Module):
         """
         streams = x.shape[-1] // self.channels
         weight = self.weight.repeat(streams, 1).to(x.dtype)
-        taps, last = self._dense(x, state) if cu_seqlens is None else self._packed(x, state, cu_seqlens, return_state)
+        taps, last = (
+            self._dense(x, state, return_state)
+            if cu_seqlens is None
+            else self._packed(x, state, cu_seqlens, return_state)
+        )
         y = taps[-1] * weight[:, -1]
         for i in range(self.width - 1):
             y = torch.addcmul(y, taps[i], weight[:, i])
         if self.bias is not None:
             y = y + self.bias.repeat(streams).to(x.dtype)
-        return F.silu(y) if self.activation else y, last if return_state else None
+        return F.silu(y) if self.activation else y, last
 
-    def _dense(self, x: Tensor, state: Tensor | None) -> tuple[list[Tensor], Tensor]:
+    def _dense(self, x: Tensor, state: Tensor | None, return_state: bool) -> tuple[list[Tensor], Tensor | None]:
         B, T, C = x.shape
         before = x.new_zeros(B, self.width - 1, C) if state is None else state.to(x.dtype)
         extended = torch.cat([before, x], 1)
-        return [extended[:, i : i + T] for i in range(self.width)], extended[:, T:]
+        last = extended[:, T:].clone() if return_state else None  # a view would keep the whole sequence
+        return [extended[:, i : i + T] for i in range(self.width)], last
 
     def _packed(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor, return_state: bool

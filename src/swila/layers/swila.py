@@ -127,8 +127,6 @@ class SwiLA(RecurrentMixer):
         self.balance_marginal = balance_marginal
         self.balance_conditional = balance_marginal if balance_conditional is None else balance_conditional
         self.track_routing = track_routing
-        self._stats: RoutingStats | None = None
-        self._loss: Tensor | None = None
 
         self.b_proj = make_projection("beta_projection", beta_projection, hidden_size, H * J * V)
         if J > 1:
@@ -169,21 +167,17 @@ class SwiLA(RecurrentMixer):
                 return_state=return_state,
                 routing_stats=balanced or self.track_routing,
             )
-        self._stats = None if out.stats is None else RoutingStats(*(part.detach() for part in out.stats))
-        self._loss = None
-        if balanced:
-            assert out.stats is not None
-            self._loss = mutual_information_loss(out.stats, self.balance_marginal, self.balance_conditional)
+        if out.stats is not None:
+            self.last_call.stats = RoutingStats(*(part.detach() for part in out.stats))
+            if balanced:
+                loss = mutual_information_loss(out.stats, self.balance_marginal, self.balance_conditional)
+                self.last_call.loss = loss
         return out.output, out.state
-
-    def auxiliary_loss(self) -> Tensor | None:
-        """The load-balancing loss of the last call in training, once; then None until the next call."""
-        loss, self._loss = self._loss, None
-        return loss
 
     def routing_diagnostics(self) -> RoutingDiagnostics | None:
         """Utilisation, routing entropy and dead mixtures of the last call that kept statistics."""
-        return None if self._stats is None else routing_diagnostics(self._stats)
+        stats = self.last_call.stats
+        return None if stats is None else routing_diagnostics(stats)
 
     @torch.no_grad()
     def trace(self, hidden_states: Tensor) -> RoutingTrace:

@@ -39,6 +39,12 @@ def get_value_checks() -> ValueChecks:
     return _value_checks
 
 
+def values_are_checked(device: torch.device) -> bool:
+    """Whether values of tensors on that device are to be read."""
+    when = get_value_checks()
+    return when == "always" or (when == "cpu" and device.type == "cpu")
+
+
 def check_call(x: Inputs, options: Options) -> None:
     """Raise ValueError unless shapes, dtypes, devices and options are those of the contract."""
     _check_options(options)
@@ -67,8 +73,7 @@ def check_call(x: Inputs, options: Options) -> None:
 
 def check_values(x: Inputs) -> None:
     """Raise ValueError for values outside the contract, where :func:`set_value_checks` wants them read."""
-    when = get_value_checks()
-    if when == "never" or (when == "cpu" and x.q.device.type != "cpu"):
+    if not values_are_checked(x.q.device):
         return
     if x.cu_seqlens is not None:
         check_cu_seqlens(x.cu_seqlens.tolist(), x.q.shape[1])

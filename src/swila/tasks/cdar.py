@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,8 @@ class CDAR:
 
     def __post_init__(self) -> None:
         C, K, half = self.num_contexts, self.num_keys, self.vocab_size // 2
+        if not math.isfinite(self.power):
+            raise ValueError(f"power must be a finite number, got {self.power}")
         if C < 1 or K < 1:
             raise ValueError(f"num_contexts and num_keys must be at least 1, got {C} and {K}")
         if self.pool < C:

@@ -48,6 +48,15 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.lr <= 1:
             raise ValueError(f"lr must be above 0 and at most 1, got {self.lr}")
+        for name in ("warmup", "min_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be a share between 0 and 1, got {getattr(self, name)}")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {self.betas}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be above 0, or None for none, got {self.clip}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,10 +20,11 @@ class MetricsWriter:
     """
 
     def __init__(self, directory: RunDirectory, step: int = 0, tensorboard: bool = True) -> None:
-        kept = [line for line in directory.metrics() if line["step"] <= step]
-        self._file = directory.metrics_path.open("w")
-        self._file.writelines(json.dumps(line) + "\n" for line in kept)
-        self._file.flush()
+        path = directory.metrics_path
+        kept = path.with_suffix(".tmp")
+        kept.write_text("".join(json.dumps(line) + "\n" for line in directory.metrics() if line["step"] <= step))
+        os.replace(kept, path)
+        self._file = path.open("a")
         self._board: Any = None
         if tensorboard and find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter

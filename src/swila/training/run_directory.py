@@ -28,23 +28,33 @@ class RunDirectory:
 
     def __init__(self, path: str | Path, config: dict[str, Any], fresh: bool = False) -> None:
         self.path = Path(path)
-        config = json.loads(json.dumps(config))
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"the run directory {self.path} is a file; choose another place")
-        known = self.path / "config.json"
-        if known.exists():
-            if fresh:
-                shutil.rmtree(self.path)
-            elif difference := first_difference(json.loads(known.read_text()), config):
-                raise ValueError(
-                    f"{self.path} holds another run ({difference}); choose another directory, or start over (--fresh)"
-                )
-        elif self.path.exists() and any(self.path.iterdir()):
-            raise ValueError(f"{self.path} is not empty and holds no run; choose another directory")
+        self.check(path, config, fresh)
+        if fresh and self.path.exists():
+            aside = self.path.with_name(f".{self.path.name}.discarded")
+            shutil.rmtree(aside, ignore_errors=True)
+            self.path.rename(aside)  # in one stroke: a crash leaves no half of a run
+            shutil.rmtree(aside)
         self.path.mkdir(parents=True, exist_ok=True)
-        if not known.exists():
-            write_json(known, config)
+        if not (self.path / "environment.json").exists():
             write_json(self.path / "environment.json", environment())
+        if not (self.path / "config.json").exists():
+            write_json(self.path / "config.json", config)
+
+    @staticmethod
+    def check(path: str | Path, config: dict[str, Any], fresh: bool = False) -> None:
+        """Raise ValueError unless the directory is free, or holds this run (with ``fresh``: any run)."""
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"the run directory {path} is a file; choose another place")
+        known = path / "config.json"
+        if known.exists():
+            difference = first_difference(json.loads(known.read_text()), json.loads(json.dumps(config)))
+            if difference and not fresh:
+                raise ValueError(
+                    f"{path} holds another run ({difference}); choose another directory, or start over (--fresh)"
+                )
+        elif path.exists() and any(not _our_remains(file) for file in path.iterdir()):
+            raise ValueError(f"{path} is not empty and holds no run; choose another directory")
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -88,6 +98,11 @@ class RunDirectory:
             except json.JSONDecodeError:
                 break
         return lines
+
+
+def _our_remains(file: Path) -> bool:
+    """What a crash at the very start of a run can leave behind."""
+    return file.name in ("environment.json", "environment.tmp", "config.tmp")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -80,6 +80,7 @@ class Trainer:
 
     def _fit(self, model: nn.Module) -> dict[str, Any]:
         config = self.config
+        model.train()
         optimizer = make_optimizer(model, config)
         state = self._restore(model, optimizer)
         writer = MetricsWriter(self.directory, state["step"], self.tensorboard)
@@ -186,9 +187,10 @@ class Trainer:
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on every parameter that no layer exempts by ``_no_weight_decay``."""
-    decayed = [p for p in model.parameters() if not getattr(p, "_no_weight_decay", False)]
-    exempt = [p for p in model.parameters() if getattr(p, "_no_weight_decay", False)]
+    """AdamW with weight decay on every parameter but those a module names in ``no_weight_decay``."""
+    spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "no_weight_decay", ())}
+    decayed = [p for p in model.parameters() if id(p) not in spared]
+    exempt = [p for p in model.parameters() if id(p) in spared]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], config.lr, config.betas, fused=True)
 

@@ -1,0 +1,5 @@
+"""``python -m swila``: the command."""
+
+from swila.cli import main
+
+main()

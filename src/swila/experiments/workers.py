@@ -1,0 +1,115 @@
+"""Processes that take one run after another, and a parent that hands them out.
+
+Each worker has a pipe of its own. The parent sends runs and, to stop, closes its end; the worker sends progress and
+results. A worker that dies costs the run it was at; one whose parent dies saves and ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swila.experiments.sweep import News, Run, execute
+from swila.training import Progress
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+
+class _Worker:
+    """A process, the parent's end of its pipe, and the run it is at."""
+
+    def __init__(self, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.run: Run | None = None
+        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, *arguments), daemon=True)
+        # a child begins with the signals its parent ignores: Ctrl-C in a terminal goes to both
+        usual = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self.process.start()
+        finally:
+            for number, handler in usual.items():
+                signal.signal(number, handler)
+        theirs.close()
+
+    def take(self, run: Run) -> None:
+        """Begin with a run."""
+        self.run = run
+        self.pipe.send(run)
+
+
+def run_in_workers(
+    runs: Sequence[Run],
+    out: Path,
+    device: str,
+    jobs: int,
+    threads: int,
+    tensorboard: bool,
+    report: Callable[[News], None],
+) -> dict[str, dict[str, Any]]:
+    """Run all, ``jobs`` at a time; see :func:`swila.experiments.sweep.run_all`."""
+    waiting, results = list(runs), {}
+    workers: list[_Worker] = []
+    try:
+        while waiting or workers:
+            while waiting and len(workers) < jobs:
+                workers.append(_Worker(out, device, threads, tensorboard))
+                workers[-1].take(waiting.pop(0))
+            for pipe in wait([worker.pipe for worker in workers]):
+                worker = next(worker for worker in workers if worker.pipe is pipe)
+                assert worker.run is not None
+                try:
+                    news: News = worker.pipe.recv()
+                except (EOFError, OSError):
+                    worker.process.join()
+                    error = f"the process died (exit code {worker.process.exitcode})"
+                    news = News(worker.run.name, result={"status": "failed", "error": error})
+                    workers.remove(worker)
+                report(news)
+                if news.result is None:
+                    continue
+                results[news.name] = news.result
+                if worker not in workers:
+                    continue
+                if waiting:
+                    worker.take(waiting.pop(0))
+                else:
+                    workers.remove(worker)
+                    worker.pipe.close()
+                    worker.process.join()
+    finally:
+        for worker in workers:
+            worker.pipe.close()  # which tells it to save and stop
+        for worker in workers:
+            worker.process.join()
+    return results
+
+
+def _work(pipe: Connection, out: Path, device: str, threads: int, tensorboard: bool) -> None:
+    torch.set_num_threads(threads)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent tells when to stop
+    told = 0.0
+    try:
+        while True:
+            run: Run = pipe.recv()
+
+            def report(progress: Progress, name: str = run.name) -> None:
+                nonlocal told
+                if pipe.poll():  # nothing is ever sent during a run: the parent has closed its end, or died
+                    raise KeyboardInterrupt
+                if time.monotonic() - told > 0.2:
+                    told = time.monotonic()
+                    pipe.send(News(name, progress))
+
+            pipe.send(News(run.name, result=execute(run, out, device, tensorboard, report)))
+    except (KeyboardInterrupt, EOFError, OSError):
+        pass
