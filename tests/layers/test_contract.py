@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from swila.layers import MIXERS as CLASSES
 from swila.layers import Cache, make_mixer
 from swila.layers.cache import map_tensors
+from swila.ops import validation
 
 
 def tokens(B, T, seed=0):
@@ -254,7 +255,8 @@ def test_docstring_names_every_argument(name):
     ],
 )
 @pytest.mark.parametrize("name", ["deltanet", "attention"])
-def test_mistakes_in_a_call(name, options, message):
+def test_mistakes_in_a_call(name, options, message, monkeypatch):
+    monkeypatch.setattr(validation, "_value_checks", "always")
     here = {k: v.to(torch.get_default_device()) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     with pytest.raises(ValueError, match=message):
         build(name).float()(**({"hidden_states": torch.zeros(2, 3, 16)} | here))

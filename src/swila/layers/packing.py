@@ -106,4 +106,5 @@ def sequences(cu_seqlens: Tensor, T: int) -> Sequences:
     """The sequences of a packed row of T tokens: ``cu_seqlens`` 0 2 6 gives row 0 0 1 1 1 1, position 0 1 0 1 2 3."""
     time = torch.arange(T, device=cu_seqlens.device)
     row = torch.searchsorted(cu_seqlens[1:].contiguous(), time, right=True)
+    row = row.clamp_max(len(cu_seqlens) - 2)  # wrong bounds that nothing has read yet must not break the GPU's context
     return Sequences(row, time - cu_seqlens[row], cu_seqlens.diff())

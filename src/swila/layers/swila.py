@@ -152,7 +152,9 @@ class SwiLA(RecurrentMixer):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, cu_seqlens: Tensor | None, return_state: bool
     ) -> tuple[Tensor, SwitchingState | None]:
         """See :meth:`RecurrentMixer.recur`."""
-        balanced = self.training and (self.balance_marginal != 0 or self.balance_conditional != 0)
+        balanced = False
+        if self.training and (self.balance_marginal != 0 or self.balance_conditional != 0):
+            balanced = True  # a branch, because a compiler may take the weights for symbols
         operands = self._operands(x, q, k, v)
         state = None if state is None else SwitchingState(*state)
         common: dict[str, Any] = {"decay_order": self.decay_order, "normalize": self.normalize, "backend": self.backend}

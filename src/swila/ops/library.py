@@ -54,7 +54,7 @@ def _present(x: Inputs, options: Options) -> list[str]:
     names = ["output"]
     if options.return_state:
         names += ["W"] + ["r"] * (x.key_gate is not None) + ["rho"] * (x.query_gate is not None)
-    return names + list(Results._fields[4:]) * options.routing_stats
+    return names + (list(Results._fields[4:]) if options.routing_stats else [])
 
 
 def _split(args: tuple) -> tuple[Inputs, Options, tuple]:
