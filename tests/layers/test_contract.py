@@ -211,7 +211,7 @@ def test_unknown_arguments_are_errors(name):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_docstring_names_every_argument(name):
-    document = inspect.getdoc(CLASSES[name])
+    document = f"{inspect.getdoc(CLASSES[name])}\n{inspect.getdoc(CLASSES[name].__init__)}"
     for parameter in inspect.signature(CLASSES[name]).parameters:
         assert f"    {parameter}: " in document
 

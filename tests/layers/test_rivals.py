@@ -125,26 +125,22 @@ def test_attention_with_grouped_heads(x):
     assert_close(layer(x)[0], layer.o_proj(softmax_attention(rotated(q), rotated(k), v)))
 
 
+def convolved(layer, x):
+    projected = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    modules = layer.q_conv1d, layer.k_conv1d, layer.v_conv1d
+    return (conv(c, p).unflatten(-1, (-1, layer.head_dim)) for c, p in zip(modules, projected, strict=True))
+
+
 def test_attention_with_convolutions(x):
     layer = build("attention-conv")
-    q, k, v = (
-        conv(c, p(x)).unflatten(-1, (-1, layer.head_dim))
-        for p, c in zip(
-            (layer.q_proj, layer.k_proj, layer.v_proj), (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d), strict=True
-        )
-    )
+    q, k, v = convolved(layer, x)
     q, k = layer.q_norm(q), layer.k_norm(k)
     assert_close(layer(x)[0], layer.o_proj(softmax_attention(rotated(q), rotated(k), v)))
 
 
 def test_fox(x):
     layer = build("fox")
-    q, k, v = (
-        conv(c, p(x)).unflatten(-1, (-1, layer.head_dim))
-        for p, c in zip(
-            (layer.q_proj, layer.k_proj, layer.v_proj), (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d), strict=True
-        )
-    )
+    q, k, v = convolved(layer, x)
     forget = layer.f_proj(x).sigmoid()
     bias = torch.zeros(2, layer.num_heads, T, T, dtype=x.dtype)
     for t in range(T):

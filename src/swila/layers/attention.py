@@ -13,7 +13,7 @@ from swila.layers.cache import LayerState
 from swila.layers.mixer import SequenceMixer
 from swila.layers.norms import rms_norm
 from swila.layers.packing import Sequences, sequences
-from swila.layers.short_conv import ShortConvolution
+from swila.layers.short_conv import ShortConvolution, convolve
 
 
 def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
@@ -95,11 +95,8 @@ class Attention(SequenceMixer):
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         conv_state = past.get("conv_state")
         if self.use_short_conv:
-            before = conv_state if conv_state is not None else (None, None, None)
-            q, q_last = self.q_conv1d(q, before[0], cu_seqlens, return_state)
-            k, k_last = self.k_conv1d(k, before[1], cu_seqlens, return_state)
-            v, v_last = self.v_conv1d(v, before[2], cu_seqlens, return_state)
-            conv_state = (q_last, k_last, v_last) if return_state else None
+            modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
+            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, cu_seqlens, return_state)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(self.q_norm, q), rms_norm(self.k_norm, k)

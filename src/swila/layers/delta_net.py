@@ -5,7 +5,7 @@ There is no scale on q in any of them: the norm of the output undoes it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -14,13 +14,68 @@ from swila.layers.delta_rule import delta_rule
 from swila.layers.recurrent import RecurrentMixer, head_dims
 
 
-class _DeltaRuleMixer(RecurrentMixer):
-    """One regressor per head, with a scalar β, and a decay where the subclass sets one."""
+class DeltaRuleMixer(RecurrentMixer):
+    """One regressor per head with a scalar β; subclasses say what decays, and whether the output has a gate."""
 
-    def __init__(self, hidden_size: int, num_heads: int, head_k_dim: int, head_v_dim: int, **options: Any) -> None:
-        super().__init__(hidden_size, num_heads, head_k_dim, head_v_dim, **options)
+    decays: ClassVar[Literal["head", "key"] | None] = None
+    gates_output: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        expand_k: float | None = None,
+        expand_v: float | None = None,
+        use_output_gate: bool | None = None,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        norm_eps: float = 1e-5,
+        layer_idx: int = 0,
+        backend: str = "auto",
+    ) -> None:
+        """Make the layer.
+
+        Args:
+            hidden_size: width of the input and the output.
+            num_heads: heads H.
+            head_dim: key and value dims of a head; or else
+            expand_k: width of all heads' keys relative to ``hidden_size`` (default 1), and
+            expand_v: the same for values.
+            use_output_gate: whether the normalised output is multiplied by a gate, ``silu(W x)`` (KDA: a sigmoid of
+                rank V); by default as in the layer's paper: DeltaNet has none, the others have one.
+            use_short_conv: whether q, k and v pass a short convolution.
+            conv_size: its width.
+            conv_bias: whether it has a bias.
+            norm_eps: of the output's RMSNorm.
+            layer_idx: the layer's place in the model, and in the cache.
+            backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
+        """
+        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
+        by_key = self.decays == "key"
+        gated = self.gates_output if use_output_gate is None else use_output_gate
+        super().__init__(
+            hidden_size,
+            num_heads,
+            K,
+            V,
+            output_gate=(f"low-rank:{V}" if by_key else "linear") if gated else None,
+            output_gate_activation="sigmoid" if by_key else "silu",
+            output_gate_bias=by_key,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+            backend=backend,
+        )
         self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.decay: DecayGate | None = None
+        if by_key:
+            self.decay = DecayGate(hidden_size, num_heads, K, f"low-rank:{V}")
+        elif self.decays == "head":
+            self.decay = DecayGate(hidden_size, num_heads, slowest=0.0)
 
     def recur(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, cu_seqlens: Tensor | None, return_state: bool
@@ -29,162 +84,34 @@ class _DeltaRuleMixer(RecurrentMixer):
         log_decay = None
         if self.decay is not None:
             log_decay = self.decay(x)
-            log_decay = log_decay.squeeze(-1) if self.decay.width == 1 else log_decay
+            log_decay = log_decay.squeeze(-1) if self.decays == "head" else log_decay
         beta = self.b_proj(x).sigmoid()
         return delta_rule(q, k, v, beta, log_decay, state, cu_seqlens, return_state, self.backend)
 
 
-class DeltaNet(_DeltaRuleMixer):
+class DeltaNet(DeltaRuleMixer):
     """``W_t = W_{t-1} + β (v_t - W_{t-1} k_t) k_tᵀ``, read as ``W_t q_t``; β a scalar per head.
 
     From *Parallelizing Linear Transformers with the Delta Rule over Sequence Length* (Yang et al., 2024).
-
-    Args:
-        hidden_size: width of the input and the output.
-        num_heads: heads H.
-        head_dim: key and value dims of a head; or else
-        expand_k: width of all heads' keys relative to ``hidden_size`` (default 1), and
-        expand_v: the same for values.
-        use_output_gate: whether the normalised output is multiplied by ``silu(W x)``.
-        use_short_conv: whether q, k and v pass a short convolution.
-        conv_size: its width.
-        conv_bias: whether it has a bias.
-        norm_eps: of the output's RMSNorm.
-        layer_idx: the layer's place in the model, and in the cache.
-        backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int = 8,
-        head_dim: int | None = None,
-        expand_k: float | None = None,
-        expand_v: float | None = None,
-        use_output_gate: bool = False,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        norm_eps: float = 1e-5,
-        layer_idx: int = 0,
-        backend: str = "auto",
-    ) -> None:
-        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
-        super().__init__(
-            hidden_size,
-            num_heads,
-            K,
-            V,
-            output_gate="linear" if use_output_gate else None,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            norm_eps=norm_eps,
-            layer_idx=layer_idx,
-            backend=backend,
-        )
 
-
-class GatedDeltaNet(_DeltaRuleMixer):
+class GatedDeltaNet(DeltaRuleMixer):
     """The delta rule on a state that first decays by a scalar ``α_t`` per head, ``W_{t-1} -> α_t W_{t-1}``.
 
     From *Gated Delta Networks: Improving Mamba2 with Delta Rule* (Yang et al., 2025).
-
-    Args:
-        hidden_size: width of the input and the output.
-        num_heads: heads H.
-        head_dim: key and value dims of a head; or else
-        expand_k: width of all heads' keys relative to ``hidden_size`` (default 1), and
-        expand_v: the same for values.
-        use_output_gate: whether the normalised output is multiplied by ``silu(W x)``.
-        use_short_conv: whether q, k and v pass a short convolution.
-        conv_size: its width.
-        conv_bias: whether it has a bias.
-        norm_eps: of the output's RMSNorm.
-        layer_idx: the layer's place in the model, and in the cache.
-        backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int = 8,
-        head_dim: int | None = None,
-        expand_k: float | None = None,
-        expand_v: float | None = None,
-        use_output_gate: bool = True,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        norm_eps: float = 1e-5,
-        layer_idx: int = 0,
-        backend: str = "auto",
-    ) -> None:
-        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
-        super().__init__(
-            hidden_size,
-            num_heads,
-            K,
-            V,
-            output_gate="linear" if use_output_gate else None,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            norm_eps=norm_eps,
-            layer_idx=layer_idx,
-            backend=backend,
-        )
-        self.decay = DecayGate(hidden_size, num_heads, slowest=0.0)
+    decays = "head"
+    gates_output = True
 
 
-class KimiDeltaAttention(_DeltaRuleMixer):
+class KimiDeltaAttention(DeltaRuleMixer):
     """KDA: the delta rule on a state that first decays by an ``α_t`` per key dim, ``W_{t-1} -> W_{t-1} Diag(α_t)``.
 
-    Decay and output gate come from projections of rank V, the gate is a sigmoid. From *Kimi Linear: An Expressive,
-    Efficient Attention Architecture* (Kimi Team, 2025).
-
-    Args:
-        hidden_size: width of the input and the output.
-        num_heads: heads H.
-        head_dim: key and value dims of a head; or else
-        expand_k: width of all heads' keys relative to ``hidden_size`` (default 1), and
-        expand_v: the same for values.
-        use_short_conv: whether q, k and v pass a short convolution.
-        conv_size: its width.
-        conv_bias: whether it has a bias.
-        norm_eps: of the output's RMSNorm.
-        layer_idx: the layer's place in the model, and in the cache.
-        backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
+    The decay comes from a projection of rank V. From *Kimi Linear: An Expressive, Efficient Attention Architecture*
+    (Kimi Team, 2025).
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int = 8,
-        head_dim: int | None = None,
-        expand_k: float | None = None,
-        expand_v: float | None = None,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        norm_eps: float = 1e-5,
-        layer_idx: int = 0,
-        backend: str = "auto",
-    ) -> None:
-        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
-        super().__init__(
-            hidden_size,
-            num_heads,
-            K,
-            V,
-            output_gate=f"low-rank:{V}",
-            output_gate_activation="sigmoid",
-            output_gate_bias=True,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            norm_eps=norm_eps,
-            layer_idx=layer_idx,
-            backend=backend,
-        )
-        self.decay = DecayGate(hidden_size, num_heads, K, f"low-rank:{V}")
+    decays = "key"
+    gates_output = True

@@ -11,7 +11,7 @@ from swila.layers.cache import LayerState
 from swila.layers.mixer import SequenceMixer
 from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.projection import make_projection
-from swila.layers.short_conv import ShortConvolution
+from swila.layers.short_conv import ShortConvolution, convolve
 
 
 def head_dims(
@@ -123,11 +123,8 @@ class RecurrentMixer(SequenceMixer):
     ) -> tuple[Tensor, Tensor, Tensor, Any]:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.use_short_conv:
-            before = conv_state if conv_state is not None else (None, None, None)
-            q, q_last = self.q_conv1d(q, before[0], cu_seqlens, return_state)
-            k, k_last = self.k_conv1d(k, before[1], cu_seqlens, return_state)
-            v, v_last = self.v_conv1d(v, before[2], cu_seqlens, return_state)
-            conv_state = (q_last, k_last, v_last) if return_state else None
+            modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
+            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, cu_seqlens, return_state)
         else:
             q, k, v, conv_state = F.silu(q), F.silu(k), F.silu(v), None
         v = v.unflatten(-1, (-1, self.head_v_dim))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -94,3 +95,16 @@ class ShortConvolution(nn.Module):
     def extra_repr(self) -> str:
         """Sizes, for printing."""
         return f"{self.channels}, width={self.width}, activation={self.activation}"
+
+
+def convolve(
+    modules: Sequence[ShortConvolution],
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor] | None,
+    cu_seqlens: Tensor | None,
+    return_state: bool,
+) -> tuple[list[Tensor], tuple[Tensor | None, ...] | None]:
+    """Each input through its own convolution, with their states side by side."""
+    before = [None] * len(modules) if state is None else state
+    pairs = [module(x, last, cu_seqlens, return_state) for module, x, last in zip(modules, inputs, before, strict=True)]
+    return [y for y, _ in pairs], tuple(last for _, last in pairs) if return_state else None
