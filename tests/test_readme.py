@@ -1,20 +1,28 @@
 """What the README says is so: its code runs, its commands exist, its numbers come from results files."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from swila.layers import registry
 from swila.tables import insert, tables
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.S)
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = {
+    f"{path.name}-{i}": textwrap.dedent(code)
+    for path in DOCUMENTS
+    for i, code in enumerate(re.findall(r"^ *```python\n(.*?)```", path.read_text(), re.S | re.M))
+}
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_examples_run(code):
-    exec(compile(code, "README.md", "exec"), {})
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name, monkeypatch):
+    monkeypatch.setattr(registry, "MIXERS", dict(registry.MIXERS))
+    exec(compile(EXAMPLES[name], name, "exec"), {"__name__": "example"})
 
 
 def test_commands_are_targets():
@@ -36,6 +44,6 @@ def test_tree_names_what_is_there():
 
 
 def test_links_lead_somewhere():
-    for document in ROOT.glob("*.md"):
+    for document in DOCUMENTS:
         for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (ROOT / link).exists(), f"{document.name}: {link}"
+            assert (document.parent / link).exists(), f"{document.name}: {link}"

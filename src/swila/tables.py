@@ -53,7 +53,8 @@ def cdar_table(record: dict[str, Any]) -> str:
             f"{row['mean']:.3f} | {row['solved']} of {row['runs']} seeds |"
         )
     seconds = sum(result["seconds"] for result in record["runs"].values())
-    lines += ["", f"{seconds:.0f} s of training in all, {record['plateau']:.2f} is 1/C; {conditions(record)}."]
+    summed = f"{seconds:.0f} s of training, summed over runs that go side by side"
+    lines += ["", f"The best test accuracy of each run; {summed}. {conditions(record)}."]
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ def test_from_start_to_figures(run, tmp_path):
         ("swila", 128, 2),
         ("deltanet", 128, 2),
     ]
-    assert record["plateau"] == 0.5
+    assert record["plateau"] == pytest.approx(1 / 3)
     assert {"commit", "torch", "cpu"} <= record["environment"].keys()
     for row in record["rows"]:
         assert f"{row['best']:.3f}" in result.output
@@ -43,6 +43,10 @@ def test_from_start_to_figures(run, tmp_path):
     record = json.loads((tmp_path / "runs" / "results.json").read_text())
     assert record["environment"]["commit"] == "older"
     assert [where["commit"] for where in record["other_environments"]] != ["older"]
+    more = run("--seeds", "7,", *arguments[2:], "--jobs", 1)
+    assert "with 4 runs of earlier commands in this directory" in more.output
+    rows = json.loads((tmp_path / "runs" / "results.json").read_text())["rows"]
+    assert [(row["model"], row["runs"]) for row in rows] == [("swila", 3), ("deltanet", 3)]
     other = run(*arguments[:3], 5, *arguments[4:])
     assert other.exit_code == 2
     assert (
@@ -85,8 +89,11 @@ def test_interrupted_and_resumed(tmp_path, number):
     [
         (["--preset", "huge"], "preset must be one of tiny, small, paper, got 'huge'"),
         (["--seeds", "²"], "got '²'"),
-        (["--model", "dn-mom"], "model dn-mom needs 4 contexts or more to route between, this preset has 2"),
-        (["--model", "gpt"], "model must be one of temporal-swila, swila, deltanet, dn-mom, attention, got 'gpt'"),
+        (["--model", "dn-mom"], "model dn-mom needs 4 contexts or more to route between, this preset has 3"),
+        (
+            ["--model", "gpt"],
+            "model must be one of temporal-swila, swila, deltanet, gated-deltanet, kda, dn-mom, ",
+        ),
         (["--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--out", "/proc/none"], "out must be a directory that can be written to, got /proc/none: No such file"),
         (["--out", "/etc/hostname"], "out must be a directory that can be written to, got /etc/hostname: "),

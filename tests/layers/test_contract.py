@@ -1,6 +1,7 @@
 """What every sequence layer promises: masks, packing, caches, causality, and errors that name what is wrong."""
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from mixers import HIDDEN, MIXERS, build, random
 from torch.testing import assert_close
 
 from swila.layers import MIXERS as CLASSES
-from swila.layers import Cache, make_mixer
+from swila.layers import Cache, make_mixer, register_mixer, registry
 from swila.layers.cache import map_tensors
 from swila.ops import validation
 
@@ -81,7 +82,7 @@ def test_split_anywhere_is_the_whole(layer, parts):
             y, _, cache = layer(part, past_key_values=cache, use_cache=True)
             pieces.append(y)
     assert_close(torch.cat(pieces, 1), whole)
-    assert cache.get_seq_length(layer.layer_idx) == 9
+    assert cache.get_seq_length() == 9
 
 
 def test_rows_without_a_token_keep_their_state(layer):
@@ -199,6 +200,30 @@ def test_compiles_to_one_graph(name):
         assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.unpoisoned
+def test_decoding_compiles():
+    torch.set_default_device(None)
+    layer, x = build("swila-temporal").float().eval(), tokens(1, 6).float()
+    step = torch.compile(lambda t, cache: layer(t, past_key_values=cache)[0], fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        whole = layer(x)[0]
+        _, _, cache = layer(x[:, :3], use_cache=True)
+        for t in range(3, 6):
+            assert_close(step(x[:, t : t + 1], cache), whole[:, t : t + 1], rtol=1e-4, atol=1e-5)
+
+
+def test_register_mixer(monkeypatch):
+    monkeypatch.setattr(registry, "MIXERS", dict(CLASSES))
+
+    class Mine(CLASSES["deltanet"]):
+        pass
+
+    register_mixer("mine", Mine)
+    assert type(make_mixer("mine", 16)) is Mine
+    with pytest.raises(ValueError, match="name must be new, got 'kda', which is KimiDeltaAttention"):
+        register_mixer("kda", Mine)
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_unknown_arguments_are_errors(name):
     with pytest.raises(TypeError, match="use_shot_conv"):
@@ -250,6 +275,11 @@ def test_docstring_names_every_argument(name):
             {"hidden_states": torch.zeros(1, 3, 16), "cu_seqlens": torch.tensor([0.0, 3])},
             "cu_seqlens must be int32 or int64",
         ),
+        (
+            {"attention_mask": torch.tensor([[0.0, 0, 0], [-1e9, 0, 0]])},
+            "attention_mask must be 1 for a token and 0 for",
+        ),
+        ({"hidden_states": torch.zeros(1, 3, 16), "cu_seqlens": [0, 3]}, "cu_seqlens must be a torch.Tensor, got list"),
         ({"output_attentions": True}, "output_attentions must be False"),
         ({"use_cache": True, "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "at least one token"),
     ],
@@ -280,6 +310,18 @@ def test_layers_share_a_cache_by_their_index():
         cache[5]
 
 
+def test_layers_without_an_index_cannot_share_a_cache():
+    x, first, second = tokens(1, 3), build("swila").eval(), build("swila").eval()
+    _, _, cache = first(x, use_cache=True)
+    first(x, past_key_values=cache)
+    copied = pickle.loads(pickle.dumps(cache.map(lambda t: t.detach())))
+    for mine in (cache, cache.map(torch.clone), copied):
+        with pytest.raises(ValueError, match="layer_idx must be given, a different one to each layer"):
+            second(x, past_key_values=mine)
+    with pytest.raises(ValueError, match="layer_idx must be given"):
+        first(x, past_key_values=[])
+
+
 def test_cache_in_the_way_of_flash_linear_attention():
     """A cache that only knows that library's protocol: a list of dicts, grown by update."""
 
@@ -290,6 +332,6 @@ def test_cache_in_the_way_of_flash_linear_attention():
                 self.append(state)
             self[layer_idx] = map_tensors(lambda t: t, state)
 
-    layer, x, cache = build("swila-all").eval(), tokens(2, 6), TheirCache()
+    layer, x, cache = build("swila-all", layer_idx=0).eval(), tokens(2, 6), TheirCache()
     pieces = [layer(part, past_key_values=cache)[0] for part in x.split(2, 1)]
     assert_close(torch.cat(pieces, 1), layer(x)[0])

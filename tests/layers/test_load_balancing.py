@@ -55,7 +55,7 @@ def test_extremes():
 def test_dead_is_below_a_tenth_of_uniform():
     usage = torch.tensor([0.024, 0.026, 0.45, 0.5]).view(1, 4, 1)
     stats = RoutingStats(usage, torch.zeros(1, 1), usage, torch.zeros(1, 1))
-    assert routing_diagnostics(stats).key_dead == 0.25
+    assert routing_diagnostics(stats).key_dead_fraction == 0.25
 
 
 def test_one_mixture():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils.data
 
 from swila.tasks import CDAR, IGNORE
 
@@ -54,7 +55,7 @@ def read(task, inputs, labels, context):
 @pytest.mark.parametrize("task", SIZES, ids=str)
 def test_every_example_makes_sense(task):
     examples = task.examples(300, "train", seed=1)
-    assert examples.inputs.dtype == torch.int32
+    assert examples.inputs.dtype == examples.labels.dtype == torch.int64
     rows = zip(examples.inputs.tolist(), examples.labels.tolist(), examples.context.tolist(), strict=True)
     orders = [read(task, *row) for row in rows]
     first = [order[0] for order, _, _ in orders]
@@ -125,6 +126,14 @@ def test_the_shortest_length_is_possible():
     task = CDAR(length=520)
     example = task.examples(1, "train")
     read(task, example.inputs[0].tolist(), example.labels[0].tolist(), example.context[0].tolist())
+
+
+def test_a_data_loader_takes_them():
+    examples = SIZES[0].examples(10, "train")
+    inputs, labels = next(iter(torch.utils.data.DataLoader(examples, batch_size=4)))
+    assert torch.equal(inputs, examples.inputs[:4])
+    assert torch.equal(labels, examples.labels[:4])
+    assert len(list(examples)) == 10
 
 
 def test_no_examples():

@@ -65,11 +65,12 @@ def test_leaves_everything_behind(whole):
         "lr",
         "test/accuracy",
         "test/loss",
-        "routing/key_utilization",
-        "routing/query_dead",
+        "routing/key_utilization_entropy",
+        "routing/query_dead_fraction",
     }
     assert expected <= lines[0].keys()
-    assert result["accuracy"] == max(line["test/accuracy"] for line in lines)
+    assert result["metric"] == "accuracy"
+    assert result["best"] == max(line["test/accuracy"] for line in lines)
     assert {"torch", "cpu", "commit"} <= json.loads((path / "environment.json").read_text()).keys()
 
 
@@ -170,6 +171,22 @@ def test_diverged_is_not_finished(tmp_path):
     assert run.fit()["status"] == "diverged"
 
 
+def test_another_score(tmp_path):
+    """Any metric can be the one that counts, below zero too."""
+
+    class Likelihood(TokenPrediction):
+        score = "log_likelihood"
+
+        def evaluate(self, model, data, batch_size):
+            return {"log_likelihood": -super().evaluate(model, data, batch_size)["loss"]}
+
+    run = trainer(tmp_path / "run", tensorboard=False)
+    run.objective = Likelihood()
+    result = run.fit()
+    assert result["metric"] == "log_likelihood"
+    assert result["best"] == max(line["test/log_likelihood"] for line in numbers(tmp_path / "run")) < 0
+
+
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     trainer(tmp_path / "run").fit()
@@ -188,10 +205,10 @@ def test_auxiliary_loss_reaches_the_weights(tmp_path):
     model(TASK.examples(4, "train").inputs)
     losses = [mixer.last_call.loss for mixer in model.mixers]
     torch.testing.assert_close(collect_auxiliary_loss(model), torch.stack(losses).mean())
-    assert collect_auxiliary_loss(model) is None
+    assert collect_auxiliary_loss(model) == 0
     found = collect_routing_diagnostics(model)
-    each = torch.stack([mixer.routing_diagnostics().key_routing for mixer in model.mixers])
-    torch.testing.assert_close(found.key_routing, each.mean())
+    each = torch.stack([mixer.routing_diagnostics().key_routing_entropy for mixer in model.mixers])
+    torch.testing.assert_close(found.key_routing_entropy, each.mean())
     assert collect_routing_diagnostics(torch.nn.Linear(2, 2)) is None
 
 
@@ -206,7 +223,7 @@ def test_weight_decay_spares_what_layers_exempt():
 
 
 def test_schedules():
-    constant = TrainingConfig(steps=100, lr=0.2, warmup=0.1)
+    constant = TrainingConfig(steps=100, lr=0.2, warmup_steps=10)
     assert [constant.lr_at(s, 10) for s in (0, 4, 9, 10, 99)] == pytest.approx([0.02, 0.1, 0.2, 0.2, 0.2])
     cosine = TrainingConfig(steps=100, lr=0.2, schedule="cosine", min_lr=0.1)
     assert [cosine.lr_at(s, 10) for s in (0, 50, 100)] == pytest.approx([0.2, 0.11, 0.02])
@@ -220,7 +237,8 @@ def test_schedules():
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"steps": 5, "lr": -1.0}, "lr must be above 0 and at most 1, got -1.0"),
-        ({"steps": 5, "warmup": 2}, "warmup must be a share between 0 and 1, got 2"),
+        ({"steps": 5, "warmup_steps": -2}, "warmup_steps must be at least 0, got -2"),
+        ({"steps": 5, "min_lr": 2.0}, "min_lr must be a share of lr between 0 and 1, got 2.0"),
         ({"steps": 5, "clip": -1.0}, "clip must be above 0, or None for none, got -1.0"),
         ({"steps": 5, "betas": (0.9, 1.0)}, r"betas must be two numbers of at least 0 and below 1, got \(0.9, 1.0\)"),
         ({"steps": 5, "weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),

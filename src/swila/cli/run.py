@@ -32,14 +32,14 @@ def cdar(
     preset: Annotated[
         str,
         typer.Option(
-            help="Size: tiny (2 contexts of 2 keys, minutes on a CPU), small (4 of 8, one GPU) or paper (4 of 32)."
+            help="Size: tiny (3 contexts of 2 keys, minutes on a CPU), small (4 of 8, one GPU) or paper (4 of 32)."
         ),
     ] = "tiny",
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Model to train; repeat for several: temporal-swila, swila, deltanet, dn-mom, attention. "
-            "Default: those of the preset."
+            help="Model to train; repeat for several: temporal-swila, swila, deltanet, gated-deltanet, kda, dn-mom, "
+            "attention, fox. Default: those of the preset."
         ),
     ] = None,
     hidden_size: Annotated[
@@ -68,13 +68,14 @@ def cdar(
     size. One that knows the values but not the context scores 1/C.
 
     Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
-    table of this command's runs, with hardware, versions and commit), accuracy.png, routing.png, and a directory for
+    table, with hardware, versions and commit), accuracy.png, routing.png, and a directory for
     every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
     from rich.console import Console
 
     from swila.experiments.cdar import PRESETS, make_runs
     from swila.experiments.sweep import claim, run_all
+    from swila.training import RunDirectory
 
     console = Console()
     with one_line_errors():
@@ -82,6 +83,8 @@ def cdar(
         runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps)
         directory = out or Path("runs") / f"cdar-{preset}"
         claim(directory, {"experiment": "cdar", "preset": preset})
+        for each in runs:
+            RunDirectory.check(directory / each.name, each.config(), fresh)
         there = 0 if fresh else sum((directory / each.name / "result.json").exists() for each in runs)
         jobs = jobs or (_cores() if device == "cpu" else 1)
         console.print(f"[bold]CDAR, {preset}[/]: {PRESETS[preset].summary}")
@@ -123,15 +126,21 @@ def _finish(
     """Table, results file and figures."""
     from swila.experiments.cdar import PRESETS, summarize
     from swila.experiments.sweep import environments
+    from swila.experiments.token_run import TokenRun
     from swila.training.run_directory import write_json
 
+    others = [pair for pair in TokenRun.finished_in(directory) if pair[0].name not in results]
+    if others:
+        console.print(f"with {len(others)} runs of earlier commands in this directory")
+        runs = [*runs, *(run for run, _ in others)]
+        results = {**results, **{run.name: result for run, result in others}}
     rows = summarize(runs, results)
-    first, *others = environments(runs, directory)
+    first, *more = environments(runs, directory)
     record = {
         "experiment": "cdar",
         "preset": preset,
         "environment": first,
-        **({"other_environments": others} if others else {}),
+        **({"other_environments": more} if more else {}),
         "device": device,
         "plateau": PRESETS[preset].task.plateau,
         "rows": rows,
@@ -195,8 +204,8 @@ class _live:
         if news.progress is not None and news.result is None:
             if name not in self.tasks:
                 self.tasks[name] = self.bar.add_task(self.names[name], total=news.progress.steps, note="")
-            accuracy = news.progress.accuracy
-            note = "" if accuracy is None else f"accuracy {accuracy:.3f}"
+            score = news.progress.score
+            note = "" if score is None else f"accuracy {score:.3f}"
             self.bar.update(self.tasks[name], completed=news.progress.step, note=note)
             self.done[name] = news.progress.step
         if news.result is not None:
@@ -210,9 +219,9 @@ class _live:
 def _in_words(result: dict[str, Any]) -> str:
     from rich.markup import escape
 
-    if "accuracy" not in result:
+    if "best" not in result:
         return f"[red]{result['status']}[/] {escape(result.get('error', ''))}"
-    score = f"accuracy {result['accuracy']:.3f}"
+    score = f"accuracy {result['best']:.3f}"
     if result["status"] == "solved":
         return f"[green]{score}[/], solved at step {result['steps']}, {result['seconds']:.0f} s"
     colour = "[red]diverged[/], best " if result["status"] == "diverged" else ""

@@ -36,14 +36,14 @@ def draw_accuracy(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out:
 def draw_routing(runs: Sequence[TokenRun], out: Path) -> list[Path]:
     """For the best run of each SwiLA model: which mixture each token of one test sequence went to.
 
-    Which mixture belongs to which context is found on other sequences. Output dims that follow the context come first.
+    Which mixture belongs to which context, and which output dims follow the context most (they come first), is found on
+    other sequences; rows and colours are the same for writing and reading.
     The weights are the last ones of a run, and so is the accuracy in the title.
     """
     panels: list[RoutingPanel] = []
     task = _task(runs[0])
     test = runs[0].data("test")
     shown, others = test.take(slice(0, 1)), test.take(slice(1, 17))
-    belongs = torch.stack([shown.context[0] == c for c in range(1, task.num_contexts + 1)], -1)  # [T, C]
     for model in ("temporal-swila", "swila"):
         found = [(accuracy, run) for run in runs if run.label == model and (accuracy := _final(run, out)) is not None]
         if not found:
@@ -51,13 +51,16 @@ def draw_routing(runs: Sequence[TokenRun], out: Path) -> list[Path]:
         accuracy, run = max(found, key=lambda pair: pair[0])
         network = run.load(out / run.name)
         learnt, trace = routing(network, others), routing(network, shown)
-        name = f"{MODELS[model]} (accuracy {accuracy:.2f})"
-        for side, what in (("key", "writing"), ("query", "reading")):
-            order = _mixture_of_context(shares_by_context(getattr(learnt, side), others.context, task.num_contexts))
-            shares = getattr(trace, side)[0].permute(1, 3, 0, 2).flatten(0, 1)  # [H V, T, J]
+        owned = sum(shares_by_context(side, others.context, task.num_contexts) for side in learnt)
+        assert isinstance(owned, torch.Tensor)
+        order = _mixture_of_context(owned)  # one colour for a mixture, whether written or read
+        right = owned.permute(1, 3, 0, 2).flatten(0, 1).gather(2, order.unsqueeze(-1))  # a context's share in its own
+        rows = right.mean((1, 2)).argsort(descending=True)
+        for side, what in zip(trace, ("writing", "reading"), strict=True):
+            shares = side[0].permute(1, 3, 0, 2).flatten(0, 1)  # [H V, T, J]
             shares = shares.gather(2, order[:, None, :].expand(-1, shares.shape[1], -1))
-            follows = (shares * belongs).sum(-1).mean(1).argsort(descending=True)
-            panels.append(RoutingPanel(f"{name}, {what}", shares[follows].numpy()))
+            title = f"{MODELS[model]} (accuracy {accuracy:.2f}), {what}"
+            panels.append(RoutingPanel(title, shares[rows].numpy(), rows.tolist()))
     if not panels:
         return []
     zone = task.num_contexts * (1 + 2 * task.num_keys)
@@ -72,7 +75,7 @@ def _final(run: TokenRun, out: Path) -> float | None:
     result = directory.result
     if result is None or result["status"] == "diverged" or not (directory.path / "checkpoint.pt").exists():
         return None
-    return result["final_accuracy"]
+    return result["final"]
 
 
 def _task(run: TokenRun) -> CDAR:

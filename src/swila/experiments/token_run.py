@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -11,6 +12,8 @@ from typing import Any
 from swila.models import SyntheticModel, SyntheticModelConfig
 from swila.tasks import CDAR, MQAR, Examples
 from swila.training import Progress, RunDirectory, TokenPrediction, Trainer, TrainingConfig
+
+TASKS: dict[str, type[CDAR] | type[MQAR]] = {"CDAR": CDAR, "MQAR": MQAR}
 
 
 @lru_cache(maxsize=4)
@@ -50,6 +53,17 @@ class TokenRun:
         """The run as JSON."""
         return {"task_name": type(self.task).__name__, **asdict(self)}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TokenRun:
+        """The run whose :meth:`config` this is."""
+        training = {**config["training"], "betas": tuple(config["training"]["betas"])}
+        parts = {
+            "task": TASKS[config["task_name"]](**config["task"]),
+            "model": SyntheticModelConfig(**config["model"]),
+            "training": TrainingConfig(**training),
+        }
+        return cls(**{name: value for name, value in config.items() if name != "task_name"} | parts)
+
     def data(self, split: str) -> Examples:
         """The examples of ``"train"`` or ``"test"``."""
         count = self.train_examples if split == "train" else self.test_examples
@@ -71,6 +85,15 @@ class TokenRun:
             tensorboard,
         )
         return trainer.fit()
+
+    @staticmethod
+    def finished_in(out: Path) -> list[tuple[TokenRun, dict[str, Any]]]:
+        """The runs of a directory that are over, with their results."""
+        found = []
+        for path in sorted(out.glob("*/result.json")):
+            config = json.loads((path.parent / "config.json").read_text())
+            found.append((TokenRun.from_config(config), json.loads(path.read_text())))
+        return found
 
     def load(self, path: Path) -> SyntheticModel:
         """The model as its last checkpoint in a run directory has it, on the CPU, for looking into."""

@@ -11,7 +11,29 @@ from swila.layers.load_balancing import mutual_information_loss as mutual_inform
 from swila.layers.load_balancing import routing_diagnostics as routing_diagnostics
 from swila.layers.mixer import SequenceMixer as SequenceMixer
 from swila.layers.mom import MixtureOfMemories as MixtureOfMemories
+from swila.layers.recurrent import RecurrentMixer as RecurrentMixer
 from swila.layers.registry import MIXERS as MIXERS
 from swila.layers.registry import make_mixer as make_mixer
+from swila.layers.registry import register_mixer as register_mixer
 from swila.layers.swila import RoutingTrace as RoutingTrace
 from swila.layers.swila import SwiLA as SwiLA
+
+__all__ = [
+    "MIXERS",
+    "Attention",
+    "Cache",
+    "DeltaNet",
+    "ForgettingAttention",
+    "GatedDeltaNet",
+    "KimiDeltaAttention",
+    "MixtureOfMemories",
+    "RecurrentMixer",
+    "RoutingDiagnostics",
+    "RoutingTrace",
+    "SequenceMixer",
+    "SwiLA",
+    "make_mixer",
+    "mutual_information_loss",
+    "register_mixer",
+    "routing_diagnostics",
+]

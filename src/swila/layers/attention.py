@@ -44,7 +44,7 @@ class Attention(SequenceMixer):
         conv_size: its width.
         conv_bias: whether it has a bias.
         norm_eps: of ``qk_norm``.
-        layer_idx: the layer's place in the model, and in the cache.
+        layer_idx: the layer's place in the model, and in a cache that layers share.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Attention(SequenceMixer):
         conv_size: int = 4,
         conv_bias: bool = False,
         norm_eps: float = 1e-5,
-        layer_idx: int = 0,
+        layer_idx: int | None = None,
     ) -> None:
         super().__init__(hidden_size, layer_idx)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -203,7 +203,7 @@ class ForgettingAttention(Attention):
         conv_size: its width.
         conv_bias: whether it has a bias.
         norm_eps: of ``qk_norm``.
-        layer_idx: the layer's place in the model, and in the cache.
+        layer_idx: the layer's place in the model, and in a cache that layers share.
         backend: ``"torch"``, or ``"fla"`` for flash-linear-attention's kernel (calls without a cache).
     """
 
@@ -220,7 +220,7 @@ class ForgettingAttention(Attention):
         conv_size: int = 4,
         conv_bias: bool = False,
         norm_eps: float = 1e-5,
-        layer_idx: int = 0,
+        layer_idx: int | None = None,
         backend: str = "torch",
     ) -> None:
         if backend not in ("torch", "fla"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -27,6 +28,16 @@ class Cache:
     def __init__(self) -> None:
         self._states: dict[int, LayerState] = {}
         self._tokens: dict[int, int] = {}
+        self._owner: weakref.ref[Any] | None = None
+
+    def belongs_to(self, layer: Any) -> bool:
+        """Whether a layer that was given no index may use this cache: it is new, or was always this layer's alone."""
+        if self._owner is None and not self._states:
+            self._owner = weakref.ref(layer)
+        return self._owner is not None and self._owner() is layer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_owner": None}
 
     def __len__(self) -> int:
         return max(self._states, default=-1) + 1
@@ -53,7 +64,8 @@ class Cache:
         offset: int = 1,
     ) -> LayerState:
         """Replace the state of a layer, ``offset`` tokens later."""
-        state = LayerState(recurrent_state=recurrent_state, attn_state=attn_state, conv_state=conv_state)
+        # a dict display, because compilers do not know TypedDict's constructor
+        state: LayerState = {"recurrent_state": recurrent_state, "attn_state": attn_state, "conv_state": conv_state}
         self._states[layer_idx] = state
         self._tokens[layer_idx] = self.get_seq_length(layer_idx) + offset
         return state
@@ -61,7 +73,7 @@ class Cache:
     def map(self, function: Callable[[Tensor], Tensor]) -> Cache:
         """A new cache with the function applied to every tensor, for example ``lambda t: t.detach()``."""
         new = Cache()
-        new._tokens = dict(self._tokens)
+        new._tokens, new._owner = dict(self._tokens), self._owner
         new._states = {i: map_tensors(function, state) for i, state in self._states.items()}
         return new
 
@@ -85,9 +97,10 @@ def map_tensors(function: Callable[..., Tensor], *trees: Any) -> Any:
 
 def layer_state(past_key_values: Any, layer_idx: int) -> LayerState | None:
     """What a cache (ours or flash-linear-attention's) holds of a layer, or None."""
-    if past_key_values is None or len(past_key_values) <= layer_idx:
+    if past_key_values is None:
         return None
-    if isinstance(past_key_values, Cache) and layer_idx not in past_key_values:
+    known = layer_idx in past_key_values if isinstance(past_key_values, Cache) else layer_idx < len(past_key_values)
+    if not known:
         return None
     state = past_key_values[layer_idx]
     return state if state and any(part is not None for part in state.values()) else None
@@ -95,9 +108,10 @@ def layer_state(past_key_values: Any, layer_idx: int) -> LayerState | None:
 
 def batch_rows(state: LayerState) -> int:
     """Rows of the batch a state belongs to."""
-    found: list[int] = []
-    map_tensors(lambda t: (found.append(t.shape[0]), t)[1], dict(state))  # type: ignore[func-returns-value]
-    return found[0] if found else 0
+    parts: Any = tuple(state.values())
+    while not isinstance(parts, Tensor):
+        parts = next(part for part in parts if part is not None)
+    return parts.shape[0]
 
 
 def merge_rows(old: Any, new: Any, rows: Tensor) -> Any:

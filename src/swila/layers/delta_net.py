@@ -32,7 +32,7 @@ class DeltaRuleMixer(RecurrentMixer):
         conv_size: int = 4,
         conv_bias: bool = False,
         norm_eps: float = 1e-5,
-        layer_idx: int = 0,
+        layer_idx: int | None = None,
         backend: str = "auto",
     ) -> None:
         """Make the layer.
@@ -49,7 +49,7 @@ class DeltaRuleMixer(RecurrentMixer):
             conv_size: its width.
             conv_bias: whether it has a bias.
             norm_eps: of the output's RMSNorm.
-            layer_idx: the layer's place in the model, and in the cache.
+            layer_idx: the layer's place in the model, and in a cache that layers share.
             backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
         """
         K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)

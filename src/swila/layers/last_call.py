@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from swila.ops import RoutingStats
@@ -20,6 +21,11 @@ class LastCall:
     def __init__(self) -> None:
         self.loss: Tensor | None = None
         self.stats: RoutingStats | None = None
+
+    def keep_loss(self, loss: Tensor) -> None:
+        """Note the loss, unless this is a recomputation by gradient checkpointing: its loss was taken long ago."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            self.loss = loss
 
     def take_loss(self) -> Tensor | None:
         """The loss, once."""

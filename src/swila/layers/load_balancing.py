@@ -41,20 +41,20 @@ class RoutingDiagnostics(NamedTuple):
     """How a layer uses its mixtures; scalars, means over heads and output dims.
 
     Attributes:
-        key_utilization: entropy of the usage over log J; 1 if mixtures are used evenly.
-        key_routing: mean per-token entropy over log J; 0 if every token commits to one mixture.
-        key_dead: fraction of mixtures used less than ``0.1 / J``.
-        query_utilization: the same for the mix at retrieval.
-        query_routing: likewise.
-        query_dead: likewise.
+        key_utilization_entropy: entropy of the usage over log J; 1 if mixtures are used evenly.
+        key_routing_entropy: mean per-token entropy over log J; 0 if every token commits to one mixture.
+        key_dead_fraction: fraction of mixtures used less than ``0.1 / J``.
+        query_utilization_entropy: the same for the mix at retrieval.
+        query_routing_entropy: likewise.
+        query_dead_fraction: likewise.
     """
 
-    key_utilization: Tensor
-    key_routing: Tensor
-    key_dead: Tensor
-    query_utilization: Tensor
-    query_routing: Tensor
-    query_dead: Tensor
+    key_utilization_entropy: Tensor
+    key_routing_entropy: Tensor
+    key_dead_fraction: Tensor
+    query_utilization_entropy: Tensor
+    query_routing_entropy: Tensor
+    query_dead_fraction: Tensor
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from swila.layers.cache import Cache, LayerState, batch_rows, layer_state, merge_rows, select_rows
@@ -18,9 +19,9 @@ class SequenceMixer(nn.Module):
     once; a layer writes :meth:`mix`, for whole or packed sequences, and :meth:`state_size`.
     """
 
-    def __init__(self, hidden_size: int, layer_idx: int = 0) -> None:
+    def __init__(self, hidden_size: int, layer_idx: int | None = None) -> None:
         super().__init__()
-        if not isinstance(layer_idx, int) or layer_idx < 0:
+        if layer_idx is not None and (not isinstance(layer_idx, int) or layer_idx < 0):
             raise ValueError(f"layer_idx must be the layer's place in the model, 0 or more, got {layer_idx!r}")
         self.hidden_size = hidden_size
         self.layer_idx = layer_idx
@@ -62,7 +63,8 @@ class SequenceMixer(nn.Module):
         packed = pack(hidden_states, attention_mask, cu_seqlens)
         if past_key_values is None and use_cache:
             past_key_values = Cache()
-        past = layer_state(past_key_values, self.layer_idx)
+        index = self._index(past_key_values)
+        past = layer_state(past_key_values, index)
         rows = hidden_states.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         if past is not None and batch_rows(past) != rows:
             raise ValueError(f"past_key_values must have a row for each of {rows} sequences, got {batch_rows(past)}")
@@ -78,8 +80,18 @@ class SequenceMixer(nn.Module):
             if packed.rows is not None:
                 assert past is not None
                 after = self.merge(past, after, packed.rows)
-            past_key_values.update(**after, layer_idx=self.layer_idx, offset=hidden_states.shape[1])
+            past_key_values.update(**after, layer_idx=index, offset=hidden_states.shape[1])
         return packed.restore(y), None, past_key_values
+
+    def _index(self, past_key_values: Any) -> int:
+        """The layer's place in a cache; one without may have a cache to itself, but not share it."""
+        if self.layer_idx is not None:
+            return self.layer_idx
+        if past_key_values is None or torch.compiler.is_compiling():
+            return 0
+        if not (isinstance(past_key_values, Cache) and past_key_values.belongs_to(self)):
+            raise ValueError("layer_idx must be given, a different one to each layer, for layers that share a cache")
+        return 0
 
     def mix(
         self, x: Tensor, past: LayerState | None, cu_seqlens: Tensor | None, return_state: bool

@@ -45,14 +45,14 @@ class MixtureOfMemories(RecurrentMixer):
         conv_bias: whether it has a bias.
         norm_eps: of the output's RMSNorm.
         balance_scale: weight of the load-balancing loss in training.
-        layer_idx: the layer's place in the model, and in the cache.
+        layer_idx: the layer's place in the model, and in a cache that layers share.
         backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
     """
 
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int = 1,
+        num_heads: int = 8,
         head_dim: int | None = None,
         expand_k: float | None = None,
         expand_v: float | None = None,
@@ -66,7 +66,7 @@ class MixtureOfMemories(RecurrentMixer):
         conv_bias: bool = False,
         norm_eps: float = 1e-5,
         balance_scale: float = 0.01,
-        layer_idx: int = 0,
+        layer_idx: int | None = None,
         backend: str = "auto",
     ) -> None:
         if not 1 <= top_k <= num_memories:
@@ -113,7 +113,7 @@ class MixtureOfMemories(RecurrentMixer):
         used = torch.zeros_like(probabilities).scatter(-1, index, 1.0)
         weights = probabilities * used / chosen.sum(-1, keepdim=True)
         if self.training and self.balance_scale:
-            self.last_call.loss = self.balance_scale * switch_loss(probabilities, used)
+            self.last_call.keep_loss(self.balance_scale * switch_loss(probabilities, used))
         if self.shared_memory:
             weights, used = F.pad(weights, (0, 1), value=1.0), F.pad(used, (0, 1), value=1.0)
         return weights, used

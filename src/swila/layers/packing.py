@@ -66,6 +66,8 @@ def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) ->
             f"attention_mask must be [B, T] = [{B}, {T}] (or longer, for the text so far) with 0 for padding, "
             f"got shape {list(attention_mask.shape)}"
         )
+    if values_are_checked(x.device) and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+        raise ValueError("attention_mask must be 1 for a token and 0 for padding, got other values (an additive mask?)")
     mask = attention_mask[:, -T:].ne(0)
     if bool(mask.all()):
         return Packed(x, None, None, None, (B, T))
@@ -83,6 +85,8 @@ def check_packing(cu_seqlens: Tensor, x: Tensor) -> None:
 
     Values are read where :func:`swila.set_value_checks` wants it.
     """
+    if not isinstance(cu_seqlens, Tensor):
+        raise ValueError(f"cu_seqlens must be a torch.Tensor, got {type(cu_seqlens).__name__}")
     if x.shape[0] != 1:
         raise ValueError(f"hidden_states must have batch size 1 with cu_seqlens, got {x.shape[0]}")
     if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in INTEGER:

@@ -58,7 +58,7 @@ class RecurrentMixer(SequenceMixer):
         output_gate_activation: ``"silu"`` or ``"sigmoid"``.
         output_gate_bias: whether that projection has a bias.
         norm_eps: of the output's RMSNorm.
-        layer_idx: the layer's place in the model, and in the cache.
+        layer_idx: the layer's place in the model, and in a cache that layers share.
         backend: of the operation; see :func:`swila.switching_delta_rule`.
         streams: sets of keys and values (memories), each with its own projection, through the same convolutions.
     """
@@ -77,7 +77,7 @@ class RecurrentMixer(SequenceMixer):
         output_gate_activation: str = "silu",
         output_gate_bias: bool = False,
         norm_eps: float,
-        layer_idx: int,
+        layer_idx: int | None,
         backend: str,
         streams: int = 1,
     ) -> None:

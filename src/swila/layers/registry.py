@@ -22,6 +22,13 @@ MIXERS: dict[str, type[SequenceMixer]] = {
 }
 
 
+def register_mixer(name: str, mixer: type[SequenceMixer]) -> None:
+    """Make a layer known by name, to models and experiments."""
+    if name in MIXERS and MIXERS[name] is not mixer:
+        raise ValueError(f"name must be new, got {name!r}, which is {MIXERS[name].__name__}")
+    MIXERS[name] = mixer
+
+
 def make_mixer(name: str, hidden_size: int, **options: Any) -> SequenceMixer:
     """The layer of that name with its options, or a ValueError that says what there is."""
     if name not in MIXERS:

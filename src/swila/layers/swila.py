@@ -63,7 +63,7 @@ class SwiLA(RecurrentMixer):
         balance_conditional: λ_cond of it, the weight of commitment; by default the same.
         track_routing: whether to keep routing statistics of every call for :meth:`routing_diagnostics`; with a weight
             of load balancing they are kept in training anyway.
-        layer_idx: the layer's place in the model, and in the cache.
+        layer_idx: the layer's place in the model, and in a cache that layers share.
         backend: of the operation; see :func:`swila.switching_delta_rule`.
     """
 
@@ -93,7 +93,7 @@ class SwiLA(RecurrentMixer):
         balance_marginal: float = 0.0,
         balance_conditional: float | None = None,
         track_routing: bool = False,
-        layer_idx: int = 0,
+        layer_idx: int | None = None,
         backend: str = "auto",
     ) -> None:
         if num_mixtures < 1:
@@ -102,8 +102,15 @@ class SwiLA(RecurrentMixer):
             raise ValueError(f"gate must be None, 'key', 'value' or 'head', got {gate!r}")
         if decay_order not in ("pre", "post"):
             raise ValueError(f"decay_order must be 'pre' or 'post', got {decay_order!r}")
-        if temporal_noise and not temporal:
-            raise ValueError("temporal_noise must be False without temporal: there is no gate to add noise to")
+        for name, given, needs in (
+            ("temporal_noise", temporal_noise, None if temporal else "temporal=True"),
+            ("temporal_bias", temporal_bias, None if temporal else "temporal=True"),
+            ("decay_projection", decay_projection != "linear", None if gate else "a gate"),
+            ("decay_order", decay_order != "pre", None if gate else "a gate"),
+            ("router_noise", router_noise, None if num_mixtures > 1 else "more than one mixture"),
+        ):
+            if given and needs:
+                raise ValueError(f"{name} has no effect without {needs}; leave it at its default")
         if head_dim is None:
             expand_k, expand_v = (0.5 if expand is None else expand for expand in (expand_k, expand_v))
         K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
@@ -173,7 +180,7 @@ class SwiLA(RecurrentMixer):
             self.last_call.stats = RoutingStats(*(part.detach() for part in out.stats))
             if balanced:
                 loss = mutual_information_loss(out.stats, self.balance_marginal, self.balance_conditional)
-                self.last_call.loss = loss
+                self.last_call.keep_loss(loss)
         return out.output, out.state
 
     def routing_diagnostics(self) -> RoutingDiagnostics | None:
@@ -231,6 +238,13 @@ class SwiLA(RecurrentMixer):
             log_decay = self.decay(x).unflatten(-2, (H, J))
             operands["log_decay"] = log_decay.unsqueeze(-1 if self.gate == "value" else -2)
         return operands
+
+    def extra_repr(self) -> str:
+        """The variant and the sizes, for printing."""
+        sizes = (
+            f"num_heads={self.num_heads}, num_mixtures={self.num_mixtures}, K={self.head_k_dim}, V={self.head_v_dim}"
+        )
+        return f"{sizes}, temporal={self.temporal}, gate={self.gate!r}"
 
     def _noisy(self, logits: Tensor, noise: nn.Module | None, x: Tensor) -> Tensor:
         if noise is None or not self.training:

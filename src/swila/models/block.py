@@ -36,8 +36,14 @@ class Block(nn.Module):
         self.mlp = MLP(mixer.hidden_size, mlp_ratio)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, **options: Any) -> Tensor:
-        """``[B, T, hidden_size]`` to the same; options are the mixer's (mask, cache, packed sequences)."""
-        y, _, _ = self.mixer(self.mixer_norm(x), **options)
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """``[B, T, hidden_size]`` to the same; the options are the mixer's, and a cache that is given is updated."""
+        y, _, _ = self.mixer(self.mixer_norm(x), attention_mask, past_key_values, cu_seqlens=cu_seqlens)
         x = x + self.dropout(y)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))

@@ -69,17 +69,24 @@ class SyntheticModel(nn.Module):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def hidden(self, tokens: Tensor, **options: Any) -> Tensor:
-        """The last hidden states ``[B, T, hidden_size]`` of ``tokens [B, T]``."""
+    def hidden(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """The last hidden states ``[B, T, hidden_size]`` of ``tokens [B, T]``; a cache that is given is updated."""
         x = self.embed_dropout(self.embedding(tokens))
         for block in self.blocks:
-            x = block(x, **options)
+            x = block(x, attention_mask, past_key_values, cu_seqlens)
         return self.norm(x)
 
     def forward(self, tokens: Tensor, where: Tensor | None = None, **options: Any) -> Tensor:
         """Logits ``[B, T, vocab_size]``, or only those where ``where [B, T]`` is true, ``[places, vocab_size]``.
 
-        Reading out at the labelled places alone saves most of the work where labels are few.
+        Reading out at the labelled places alone saves most of the work where labels are few. The options are those of
+        :meth:`hidden`.
         """
         x = self.hidden(tokens, **options)
         return F.linear(x if where is None else x[where], self.embedding.weight)

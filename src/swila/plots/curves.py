@@ -57,6 +57,8 @@ def accuracy_curves(
             axis.grid(axis="y", color="#EEEEEE", zorder=0)
         axes[0].set_ylabel("test accuracy")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
+        note = "bold: the best run of each model, up to where it ended; thin: other seeds and learning rates"
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color="#666666")
         return save(figure, path)
 
 

@@ -15,10 +15,12 @@ class RoutingPanel(NamedTuple):
     Attributes:
         title: what is shown.
         shares: ``[rows, T, C]``; how much of a token's weight goes to the mixture that belongs to each context.
+        rows: the number of the output dimension in each row.
     """
 
     title: str
     shares: Any
+    rows: Sequence[int]
 
 
 def routing_picture(
@@ -62,7 +64,9 @@ def routing_picture(
             strength = (shares.max(-1, keepdims=True) - 1 / C) / (1 - 1 / C)
             cells = 1 - strength.clip(0, 1) * (1 - palette[shares.argmax(-1) % len(palette)])
             axis.imshow(cells, aspect="auto", interpolation="nearest")
-            axis.set(title=panel.title, yticks=[], ylabel="output dims")
+            axis.set(title=panel.title, ylabel="output dim")
+            few = len(panel.rows) <= 16
+            axis.set_yticks(range(len(panel.rows)) if few else [], panel.rows if few else [], fontsize=7)
         for axis in axes:
             axis.axvline(boundary - 0.5, color="black", linewidth=1.2)
             axis.spines[:].set_visible(True)

@@ -15,10 +15,14 @@ COLOURS = {
     "temporal-swila": "#D55E00",
     "swila": "#E69F00",
     "deltanet": "#0072B2",
+    "gated-deltanet": "#56B4E9",
+    "kda": "#CC79A7",
     "dn-mom": "#009E73",
     "attention": "#555555",
+    "fox": "#999999",
 }
-CONTEXT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#555555")
+# other colours than those of the models
+CONTEXT_COLOURS = ("#7B3294", "#00796B", "#C2185B", "#827717", "#1A237E", "#6D4C41", "#0097A7", "#424242")
 
 _RC: Any = {
     "font.size": 9,

@@ -111,4 +111,4 @@ class CDAR:
         current = (time >= name_at.unsqueeze(-1)).sum(1) - 1  # the last group begun, -1 before the first
         context = names.gather(1, asked).gather(1, current.clamp_min(0)).masked_fill(current < 0, -1)
         context[:, :zone] = names.repeat_interleave(1 + 2 * K, dim=1)
-        return Examples(inputs.int(), labels.int(), context.int())
+        return Examples(inputs, labels, context)

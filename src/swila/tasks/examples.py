@@ -16,7 +16,9 @@ IGNORE = -100  # a label that is neither trained nor scored, as in torch's cross
 
 @dataclass(frozen=True)
 class Examples:
-    """Sequences of tokens with labels, int32 ``[N, T]``; a label belongs to the prediction made at its own place.
+    """Sequences of tokens with labels ``[N, T]``: a label is what to say at its own place, nothing is to be shifted.
+
+    ``examples[i]`` is the pair of inputs and labels, so that a ``DataLoader`` takes it as it is.
 
     Attributes:
         inputs: tokens.
@@ -30,6 +32,11 @@ class Examples:
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"there are {len(self)} examples, got {row}")
+        return self.inputs[row], self.labels[row]
 
     def take(self, rows: Tensor | slice) -> Examples:
         """Some of the examples."""

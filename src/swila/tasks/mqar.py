@@ -63,4 +63,4 @@ class MQAR:
             noise = torch.randint(self.vocab_size, inputs.shape, generator=generator)
             inputs = torch.where(inputs == 0, noise, inputs)
         context = torch.zeros_like(inputs)
-        return Examples(inputs.int(), labels.int(), context.int())
+        return Examples(inputs, labels, context)

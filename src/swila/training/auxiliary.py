@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from swila.layers import RoutingDiagnostics
 
 
-def collect_auxiliary_loss(model: nn.Module) -> Tensor | None:
-    """The mean of what ``auxiliary_loss()`` returns, over the modules that have one to give; None if none has.
+def collect_auxiliary_loss(model: nn.Module) -> Tensor:
+    """The mean of what ``auxiliary_loss()`` returns, over the modules that have one to give; 0 if none has.
 
     The mean, so that a weight means the same for any number of layers. A loss is handed out once per forward call.
     """
     losses = [loss for module in model.modules() if (loss := _call(module, "auxiliary_loss")) is not None]
-    return sum(losses[1:], losses[0]) / len(losses) if losses else None
+    if not losses:
+        return torch.zeros((), device=next((p.device for p in model.parameters()), None))
+    return sum(losses[1:], losses[0]) / len(losses)
 
 
 def collect_routing_diagnostics(model: nn.Module) -> RoutingDiagnostics | None:

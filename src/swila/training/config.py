@@ -21,11 +21,11 @@ class TrainingConfig:
         betas: of AdamW.
         schedule: ``"constant"``, ``"cosine"`` to ``min_lr`` at every step, or ``"cosine-epochs"``, the same in steps of
             an epoch.
-        warmup: share of the steps in which the learning rate grows linearly from 0.
+        warmup_steps: updates in which the learning rate grows linearly from 0.
         min_lr: where a cosine ends, as a share of ``lr``.
         clip: largest norm of the gradient, or None.
         eval_every: steps between evaluations on the test set, each with a checkpoint.
-        stop_at: test accuracy beyond which training ends early, or None.
+        stop_at: score on the test set (accuracy, as a rule) beyond which training ends early, or None.
         seed: of the initial weights, the order of the data, dropout and noise.
     """
 
@@ -35,7 +35,7 @@ class TrainingConfig:
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.999)
     schedule: Literal["constant", "cosine", "cosine-epochs"] = "constant"
-    warmup: float = 0.0
+    warmup_steps: int = 0
     min_lr: float = 0.0
     clip: float | None = None
     eval_every: int = 100
@@ -48,9 +48,10 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.lr <= 1:
             raise ValueError(f"lr must be above 0 and at most 1, got {self.lr}")
-        for name in ("warmup", "min_lr"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be a share between 0 and 1, got {getattr(self, name)}")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}")
+        if not 0 <= self.min_lr <= 1:
+            raise ValueError(f"min_lr must be a share of lr between 0 and 1, got {self.min_lr}")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -62,7 +63,7 @@ class TrainingConfig:
 
     def lr_at(self, step: int, steps_per_epoch: int) -> float:
         """Learning rate of update ``step``, counted from 0."""
-        warm = math.ceil(self.warmup * self.steps)
+        warm = self.warmup_steps
         if step < warm:
             return self.lr * (step + 1) / warm
         if self.schedule == "constant":

@@ -12,7 +12,13 @@ from swila.tasks import IGNORE, Examples
 
 
 class Objective(Protocol):
-    """A loss to train with, and metrics to report; ``accuracy`` is the one that early stopping watches."""
+    """A loss to train with, and metrics to report.
+
+    Attributes:
+        score: the metric by which runs are compared and stopped early; larger is better.
+    """
+
+    score: str
 
     def loss(self, model: nn.Module, batch: Examples) -> Tensor:
         """The loss of a batch, a scalar."""
@@ -26,10 +32,12 @@ class Objective(Protocol):
 class TokenPrediction:
     """Cross-entropy at the labelled places; accuracy is the mean over examples of the share that is right."""
 
+    score = "accuracy"
+
     def loss(self, model: nn.Module, batch: Examples) -> Tensor:
         """Mean over the labelled places of the batch."""
         where = batch.labels != IGNORE
-        return F.cross_entropy(model(batch.inputs, where).float(), batch.labels[where].long())
+        return F.cross_entropy(model(batch.inputs, where).float(), batch.labels[where])
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, data: Examples, batch_size: int) -> dict[str, float]:
@@ -38,7 +46,7 @@ class TokenPrediction:
         for start in range(0, len(data), batch_size):
             batch = data.take(slice(start, start + batch_size))
             where = batch.labels != IGNORE
-            logits, labels = model(batch.inputs, where).float(), batch.labels[where].long()
+            logits, labels = model(batch.inputs, where).float(), batch.labels[where]
             loss += F.cross_entropy(logits, labels, reduction="sum").item()
             places += len(labels)
             hits = torch.zeros(where.shape, device=where.device)

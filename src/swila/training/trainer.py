@@ -26,7 +26,7 @@ class Progress(NamedTuple):
 
     step: int
     steps: int
-    accuracy: float | None  # at the last evaluation
+    score: float | None  # at the last evaluation
 
 
 class Trainer:
@@ -103,7 +103,7 @@ class Trainer:
                 if evaluated:
                     writer.write(self._evaluate(model, state, lr, time.perf_counter() - begun))
                 try:
-                    self.report(Progress(step, config.steps, state["accuracy"]))
+                    self.report(Progress(step, config.steps, state["score"]))
                     if interrupted.is_set():
                         raise KeyboardInterrupt
                 except KeyboardInterrupt:
@@ -115,9 +115,10 @@ class Trainer:
         writer.close()
         result = {
             "status": state["status"],
-            "accuracy": state["best"],
+            "metric": self.objective.score,
+            "best": state["best"],
             "best_step": state["best_step"],
-            "final_accuracy": state["accuracy"],
+            "final": state["score"],
             "steps": state["step"],
             "seconds": round(time.perf_counter() - begun, 3),
         }
@@ -128,16 +129,15 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = lr
         loss = self.objective.loss(model, batch)
-        auxiliary = collect_auxiliary_loss(model)
         optimizer.zero_grad(set_to_none=True)
-        (loss if auxiliary is None else loss + auxiliary).backward()
+        (loss + collect_auxiliary_loss(model)).backward()
         if self.config.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), self.config.clip)
         optimizer.step()
         return loss.detach()
 
     def _evaluate(self, model: nn.Module, state: dict[str, Any], lr: float, seconds: float) -> dict[str, Any]:
-        """Metrics of this step; notes the best accuracy, and whether the run is over."""
+        """Metrics of this step; notes the best score, and whether the run is over."""
         train_loss = (state["loss"] / state["counted"]).item()
         state["loss"].zero_()
         state["counted"] = 0
@@ -148,19 +148,19 @@ class Trainer:
         found = self.objective.evaluate(model, self.test, 4 * self.config.batch_size)
         model.train()
         line |= {f"test/{name}": value for name, value in found.items()}
-        state["accuracy"] = accuracy = found["accuracy"]
-        if accuracy > state["best"]:
-            state["best"], state["best_step"] = accuracy, state["step"]
+        state["score"] = score = found[self.objective.score]
+        if state["best"] is None or score > state["best"]:
+            state["best"], state["best_step"] = score, state["step"]
         if not math.isfinite(train_loss):
             state["status"] = "diverged"
-        elif self.config.stop_at is not None and accuracy > self.config.stop_at:
+        elif self.config.stop_at is not None and score > self.config.stop_at:
             state["status"] = "solved"
         elif state["step"] >= self.config.steps:
             state["status"] = "finished"
         return line
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        state: dict[str, Any] = {"step": 0, "status": None, "accuracy": None, "best": 0.0, "best_step": 0, "counted": 0}
+        state: dict[str, Any] = {"step": 0, "status": None, "score": None, "best": None, "best_step": 0, "counted": 0}
         state |= {"loss": torch.zeros((), dtype=torch.float64), "seconds": 0.0}
         if (saved := self.directory.load_checkpoint()) is not None:
             model.load_state_dict(saved["model"])
