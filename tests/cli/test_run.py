@@ -1,5 +1,6 @@
 """``swila run`` as a user runs it."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -150,3 +151,15 @@ def test_lost_checkpoints_are_no_obstacle(run, tmp_path):
     assert run(*arguments).exit_code == 0
     (tmp_path / "runs" / "swila-d16-l1-lr0.005-seed0" / "checkpoint.pt").unlink()
     assert run(*arguments).exit_code == 0
+
+
+def test_without_matplotlib_and_tensorboard(run, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    absent = {"matplotlib", "tensorboard"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else found(name, *rest))
+    monkeypatch.setattr("swila.training.metrics.find_spec", importlib.util.find_spec)
+    result = run("--out", tmp_path / "runs", "--model", "swila", "--seeds", 1, "--steps", 2, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    assert "no figures: they need matplotlib (pip install 'swila[plots]')" in result.output
+    assert not list((tmp_path / "runs").rglob("events*"))
+    assert (tmp_path / "runs" / "results.json").exists()

@@ -88,7 +88,8 @@ def cdar(
         there = 0 if fresh else sum((directory / each.name / "result.json").exists() for each in runs)
         jobs = jobs or (_cores() if device == "cpu" else 1)
         console.print(f"[bold]CDAR, {preset}[/]: {PRESETS[preset].summary}")
-        console.print(f"{len(runs)} runs on {device}, {min(jobs, len(runs))} at a time, in {directory}")
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        console.print(f"{count} on {device}, {min(jobs, len(runs))} at a time, in {directory}", markup=False)
         if there:
             console.print(f"{there} of {len(runs)} runs are there already (--fresh trains them anew)")
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -107,7 +108,7 @@ def cdar(
             except KeyboardInterrupt:
                 results = None
     if results is None:
-        console.print(f"interrupted; the same command goes on from {directory}")
+        console.print(f"interrupted; the same command goes on from {directory}", markup=False)
         raise SystemExit(130)
     with one_line_errors():
         _finish(console, preset, device, runs, results, directory)
@@ -148,7 +149,7 @@ def _finish(
     }
     write_json(directory / "results.json", record)
     console.print(_table(rows, PRESETS[preset].task.plateau))
-    console.print(f"results in {directory / 'results.json'}")
+    console.print(f"results in {directory / 'results.json'}", markup=False)
     _draw(console, runs, rows, directory)
 
 
@@ -251,10 +252,11 @@ def _draw(console: Console, runs: list[TokenRun], rows: list[dict[str, Any]], di
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        console.print("no figures: they need matplotlib (pip install 'swila[plots]'); the same command then draws them")
+        hint = "pip install 'swila[plots]'"
+        console.print(f"no figures: they need matplotlib ({hint}); the same command then draws them", markup=False)
         return
     from swila.experiments.cdar_figures import draw_accuracy, draw_routing
 
     for paths in (draw_accuracy(runs, rows, directory), draw_routing(runs, directory)):
         if paths:
-            console.print(f"figure in {paths[0]} (and {paths[1].name})")
+            console.print(f"figure in {paths[0]} (and {paths[1].name})", markup=False)
