@@ -41,8 +41,8 @@ def op_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def cdar_table(record: dict[str, Any]) -> str:
-    """Markdown for the results of ``swila run cdar``."""
+def cdar_table(record: dict[str, Any], longer: dict[str, Any]) -> str:
+    """Markdown for the results of ``swila run cdar``, and what became of its models with more steps."""
     lines = [
         "| model | state | parameters | best accuracy | mean | solved |",
         "|---|---:|---:|---:|---:|---:|",
@@ -54,7 +54,13 @@ def cdar_table(record: dict[str, Any]) -> str:
         )
     seconds = sum(result["seconds"] for result in record["runs"].values())
     summed = f"{seconds:.0f} s of training, summed over runs that go side by side"
-    lines += ["", f"The best test accuracy of each run; {summed}. {conditions(record)}."]
+    steps = max(result["steps"] for result in longer["runs"].values())
+    later = ", ".join(f"{MODELS[row['model']]} {row['best']:.2f} ({row['mean']:.2f})" for row in longer["rows"])
+    lines += [
+        "",
+        f"1/C is {record['plateau']:.2f}. The best test accuracy of each run; {summed}. With up to {steps:,} steps the "
+        f"best seeds (and the means) get to: {later}. {conditions(record)}.",
+    ]
     return "\n".join(lines)
 
 
@@ -70,8 +76,8 @@ def conditions(record: dict[str, Any]) -> str:
 def tables(results: Path) -> dict[str, str]:
     """All tables of the README, by the name of their markers."""
     op = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
-    cdar = json.loads((results / "cdar-tiny.json").read_text())
-    return {"bench-op-cpu": op_table(op), "run-cdar-tiny": cdar_table(cdar)}
+    cdar, longer = (json.loads((results / f"cdar-tiny{suffix}.json").read_text()) for suffix in ("", "-long"))
+    return {"bench-op-cpu": op_table(op), "run-cdar-tiny": cdar_table(cdar, longer)}
 
 
 def insert(text: str, name: str, table: str) -> str:
