@@ -6,6 +6,7 @@ results. A worker that dies costs the run it was at; one whose parent dies saves
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import time
@@ -56,12 +57,13 @@ def run_in_workers(
     report: Callable[[News], None],
 ) -> dict[str, dict[str, Any]]:
     """Run all, ``jobs`` at a time; see :func:`swila.experiments.sweep.run_all`."""
-    waiting, results = list(runs), {}
+    waiting, results, started = list(runs), {}, 0
     workers: list[_Worker] = []
     try:
         while waiting or workers:
             while waiting and len(workers) < jobs:
-                workers.append(_Worker(out, device, threads, tensorboard))
+                workers.append(_Worker(out, device, threads, tensorboard, started > 0))
+                started += 1
                 workers[-1].take(waiting.pop(0))
             for pipe in wait([worker.pipe for worker in workers]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
@@ -93,8 +95,10 @@ def run_in_workers(
     return results
 
 
-def _work(pipe: Connection, out: Path, device: str, threads: int, tensorboard: bool) -> None:
+def _work(pipe: Connection, out: Path, device: str, threads: int, tensorboard: bool, quiet: bool) -> None:
     torch.set_num_threads(threads)
+    if quiet:  # the first worker says what there is to say
+        logging.getLogger("swila").setLevel(logging.ERROR)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent tells when to stop
     told = 0.0

@@ -149,12 +149,16 @@ def _arrays(tensors: list[Tensor]) -> tuple:
     return tuple(t.detach().numpy() for t in tensors)
 
 
+_said: list[bool] = []
+
+
 @contextmanager
 def _word_if_compiling(kernel: Any) -> Iterator[None]:
     """Say so where the first use takes long because numba compiles; the result is cached on disk."""
 
     def say() -> None:
-        if not kernel.nopython_signatures:
+        if not kernel.nopython_signatures and not _said:
+            _said.append(True)
             logging.getLogger("swila").warning("numba compiles the kernels of swila, once: some 20 seconds")
 
     timer = Timer(2.0, say)
