@@ -39,7 +39,7 @@ class SwiLA(RecurrentMixer):
     Args:
         hidden_size: width of the input and the output.
         num_heads: heads H.
-        num_mixtures: regressors J per head.
+        num_mixtures: regressors J per head; with one there is nothing to route, and no router.
         head_dim: key and value dims of a head; or else
         expand_k: width of all heads' keys relative to ``hidden_size`` (default 0.5, as in the paper), and
         expand_v: the same for values.
@@ -106,8 +106,6 @@ class SwiLA(RecurrentMixer):
             ("temporal_noise", temporal_noise, None if temporal else "temporal=True"),
             ("temporal_bias", temporal_bias, None if temporal else "temporal=True"),
             ("decay_projection", decay_projection != "linear", None if gate else "a gate"),
-            ("decay_order", decay_order != "pre", None if gate else "a gate"),
-            ("router_noise", router_noise, None if num_mixtures > 1 else "more than one mixture"),
         ):
             if given and needs:
                 raise ValueError(f"{name} has no effect without {needs}; leave it at its default")
