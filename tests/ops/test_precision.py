@@ -1,5 +1,6 @@
 """Precision, determinism and memory."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -70,3 +71,21 @@ def test_memory_of_a_long_sequence(backend):
     command = [sys.executable, "-c", textwrap.dedent(code).replace("BACKEND", backend)]
     ratio = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert 1 < ratio < 3
+
+
+def test_just_compiled_and_cached_kernels_give_the_same_bits(tmp_path):
+    pytest.importorskip("numba")
+    code = """
+from hashlib import md5
+from swila.testing import VARIANTS, Shape, make_call
+from swila.testing.checks import evaluate
+call = make_call(VARIANTS["temporal"], Shape(B=2, T=32, H=1, K=8, V=8, J=3))
+print(md5(b"".join(t.numpy().tobytes() for t in evaluate(call, "numba").values())).hexdigest())
+"""
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout for _ in range(2)
+    )
+    assert list(tmp_path.rglob("*.nbc"))
+    assert first == second

@@ -38,7 +38,7 @@ def as_bits(typing_context, x):
     return types.int32(types.float32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True)
 def exp32(x):
     """``e^x`` to about one unit in the last place, 0 below the normal numbers; x at most 88."""
     y = x if x > LEAST else LEAST
@@ -49,7 +49,7 @@ def exp32(x):
     return x if x != x else (p if x >= LEAST else f32(0))
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True)
 def log32(x):
     """``log x`` to about one unit in the last place, for normal positive numbers."""
     bits = as_bits(x)

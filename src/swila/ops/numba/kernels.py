@@ -24,9 +24,12 @@ from numba import njit
 from swila.ops.numba.functions import exp, log
 
 options = {"nogil": True, "cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+# A helper that stays a function is linked to whichever copy was loaded first, and that depends on whether the kernels were
+# just compiled or come from the cache: the last bits would too.
+inlined = {**options, "forceinline": True}
 
 
-@njit(**options)
+@njit(**inlined)
 def softmax(x, out, one):
     """Over the first of two dims."""
     J, V = x.shape
@@ -46,7 +49,7 @@ def softmax(x, out, one):
             out[j, d] /= total[d]
 
 
-@njit(**options)
+@njit(**inlined)
 def factors(log_decay, kind, alpha_k, alpha_v, one):
     """The decay of a token as a product ``alpha_k [J, K] * alpha_v [J, V]``."""
     J, K = alpha_k.shape
@@ -58,7 +61,7 @@ def factors(log_decay, kind, alpha_k, alpha_v, one):
             alpha_v[j, d] = exp(log_decay[j, d if kind == 2 else 0, 0]) if kind > 1 else one
 
 
-@njit(**options)
+@njit(**inlined)
 def token(W, q, k, v, beta, pi, g, temporal, alpha_k, alpha_v, kind, post, normalize, r, delta, c, S, half, tiny):
     """One update of ``W`` and ``r`` in place; ``pi`` is what :func:`key_prior` gives."""
     J, _, V = W.shape
@@ -91,7 +94,7 @@ def token(W, q, k, v, beta, pi, g, temporal, alpha_k, alpha_v, kind, post, norma
         write_and_read(W[j], c[j], k, q, S[j])
 
 
-@njit(**options)
+@njit(**inlined)
 def shrink(W, alpha_k, alpha_v):
     """``W *= alpha_k ⊗ alpha_v``."""
     K, V = W.shape
@@ -100,7 +103,7 @@ def shrink(W, alpha_k, alpha_v):
             W[i, d] *= alpha_k[i] * alpha_v[d]
 
 
-@njit(**options)
+@njit(**inlined)
 def subtract(W, k, u):
     """``u -= k W``, four rows at a time: u is loaded and stored as often."""
     K, V = W.shape
@@ -113,7 +116,7 @@ def subtract(W, k, u):
             u[d] -= k[i] * W[i, d]
 
 
-@njit(**options)
+@njit(**inlined)
 def write_and_read(W, c, k, q, S):
     """``W += k ⊗ c`` and ``S += q W`` in one pass."""
     K, V = W.shape
@@ -130,7 +133,7 @@ def write_and_read(W, c, k, q, S):
             S[d] += q[i] * W[i, d]
 
 
-@njit(**options)
+@njit(**inlined)
 def key_prior(logits, temporal, normalize, out, one, tiny):
     """What :func:`token` wants: probabilities if temporal, log-probabilities if unnormalised, else the logits."""
     J, V = logits.shape
@@ -142,7 +145,7 @@ def key_prior(logits, temporal, normalize, out, one, tiny):
                 out[j, d] = logits[j, d] if normalize else log(out[j, d] if out[j, d] > tiny else tiny)
 
 
-@njit(**options)
+@njit(**inlined)
 def mix(pi, g, temporal, rho, one):
     """The query mix of a token, in place."""
     J, V = rho.shape
@@ -151,7 +154,7 @@ def mix(pi, g, temporal, rho, one):
             rho[j, d] = (one - g[d]) * rho[j, d] + g[d] * pi[j, d] if temporal else pi[j, d]
 
 
-@njit(**options)
+@njit(**inlined)
 def add_routing(p, usage, entropy, tiny):
     """Add a token's probabilities to the statistics."""
     J, V = p.shape
@@ -340,7 +343,7 @@ def backward(
                 )  # fmt: skip
 
 
-@njit(**options)
+@njit(**inlined)
 def query_adjoint(
     do, S, rho_last, rho, pi, g, temporal, drho, dlogits, dg, dusage, dentropy, weight, with_stats, dS, total, tiny
 ):
@@ -370,7 +373,7 @@ def query_adjoint(
             dlogits[j, d] = pi[j, d] * (dlogits[j, d] - total[d])
 
 
-@njit(**options)
+@njit(**inlined)
 def read_adjoint(dW, W, q, k, c, dS, e, dq, dk, zero):
     """``dW += dS ⊗ q``, ``e = dW k``; into dq, and into dk what it wrote."""
     J, K, V = W.shape
@@ -392,7 +395,7 @@ def read_adjoint(dW, W, q, k, c, dS, e, dq, dk, zero):
             dk[i] += to_k
 
 
-@njit(**options)
+@njit(**inlined)
 def write_adjoint(dW, W, k, du, alpha_k, alpha_v, kind, post, dk, dlog_decay, zero):
     """The state before the token: ``dW`` through the decay and with du; into dk what it read."""
     J, K, V = W.shape
