@@ -24,8 +24,8 @@ from numba import njit
 from swila.ops.numba.functions import exp, log
 
 options = {"nogil": True, "cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
-# A helper that stays a function is linked to whichever copy was loaded first, and that depends on whether the kernels were
-# just compiled or come from the cache: the last bits would too.
+# A helper that stays a function is linked to whichever copy was loaded first, which depends on whether the kernels were
+# just compiled or come from the cache; the last bits would too.
 inlined = {**options, "forceinline": True}
 
 
