@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swila.cli.app import app
-from swila.cli.run import parse_seeds
+from swila.cli.options import parse_seeds
 
 
 @pytest.fixture

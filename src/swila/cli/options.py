@@ -71,3 +71,17 @@ def parse_shape(text: str) -> Shape:
     if rest or not sizes or any(name not in Shape.__dataclass_fields__ or int(size) < 1 for name, size in sizes):
         raise ValueError(f"shape must be sizes such as 'B4 T1024 H4 K64 V64 J4', got {text!r}")
     return Shape(**{name: int(size) for name, size in sizes})
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """``"3"`` is three seeds, 0 to 2; ``"0,4,7"`` are these."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if (
+        not parts
+        or not all(part.isascii() and part.isdigit() for part in parts)
+        or ("," not in text and int(parts[0]) < 1)
+    ):
+        raise ValueError(f"seeds must be a number of seeds (3) or a list of them (0,4,7), got {text!r}")
+    return list(range(int(parts[0]))) if "," not in text else sorted({int(part) for part in parts})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -50,11 +51,6 @@ class Preset:
     embed_dropout: float
     init_std: float
     attention_heads: int = 4
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Updates in which every training example is seen once."""
-        return self.train_examples // self.training.batch_size
 
 
 def _epochs(epochs: int, examples: int, batch_size: int = 64, **options: Any) -> TrainingConfig:
@@ -167,27 +163,30 @@ def make_runs(
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     p = PRESETS[preset]
     runs = []
-    for seed in dict.fromkeys(range(p.seeds) if seeds is None else seeds):
-        for lr in dict.fromkeys(lrs or p.lrs):
-            for hidden_size in dict.fromkeys(hidden_sizes or p.hidden_sizes):
-                for num_layers in dict.fromkeys(layers or p.layers):
-                    for model in dict.fromkeys(models or p.models):
-                        if hidden_size < 4 or hidden_size % 4:
-                            raise ValueError(f"hidden size must be a multiple of 4, got {hidden_size}")
-                        mixer, options = mixer_of(model, p, hidden_size)
-                        config = SyntheticModelConfig(
-                            p.task.vocab_size,
-                            hidden_size,
-                            num_layers,
-                            mixer,
-                            options,
-                            embed_dropout=p.embed_dropout,
-                            init_std=p.init_std,
-                        )
-                        training = replace(p.training, lr=lr, seed=seed, steps=steps or p.training.steps)
-                        run = TokenRun(model, p.task, config, training, p.train_examples, p.test_examples)
-                        if not _left_out(preset, models, run):
-                            runs.append(run)
+    grid = product(
+        dict.fromkeys(range(p.seeds) if seeds is None else seeds),
+        dict.fromkeys(lrs or p.lrs),
+        dict.fromkeys(hidden_sizes or p.hidden_sizes),
+        dict.fromkeys(layers or p.layers),
+        dict.fromkeys(models or p.models),
+    )
+    for seed, lr, hidden_size, num_layers, model in grid:
+        if hidden_size < 4 or hidden_size % 4:
+            raise ValueError(f"hidden size must be a multiple of 4, got {hidden_size}")
+        mixer, options = mixer_of(model, p, hidden_size)
+        config = SyntheticModelConfig(
+            p.task.vocab_size,
+            hidden_size,
+            num_layers,
+            mixer,
+            options,
+            embed_dropout=p.embed_dropout,
+            init_std=p.init_std,
+        )
+        training = replace(p.training, lr=lr, seed=seed, steps=steps or p.training.steps)
+        run = TokenRun(model, p.task, config, training, p.train_examples, p.test_examples)
+        if not _left_out(preset, models, run):
+            runs.append(run)
     return runs
 
 
@@ -210,7 +209,8 @@ def summarize(runs: Sequence[TokenRun], results: dict[str, dict[str, Any]]) -> l
     table = []
     for row in rows.values():
         pairs = row.pop("runs")
-        model = SyntheticModel(pairs[0][0].model)
+        with torch.device("meta"):  # only its sizes are wanted
+            model = SyntheticModel(pairs[0][0].model)
         over = [(run, result) for run, result in pairs if "best" in result]
         scores = [result["best"] for _, result in over]
         best = max(over, key=lambda pair: pair[1]["best"], default=None)

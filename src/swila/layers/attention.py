@@ -104,9 +104,7 @@ class Attention(SequenceMixer):
         if self.rope_theta is not None:
             position = self._positions(x, past.get("attn_state"), layout)
             q, k = rotate(q, position, self.rope_theta), rotate(k, position, self.rope_theta)
-        o, attn_state = self.attend(
-            q, (k, v, *self.extras(x)), past.get("attn_state"), layout, cu_seqlens, return_state
-        )
+        o, attn_state = self.attend(q, (k, v, *self.extras(x)), past.get("attn_state"), layout, return_state)
         o = o.flatten(-2)
         if self.g_proj is not None:
             o = o * self.g_proj(x).sigmoid()
@@ -121,13 +119,7 @@ class Attention(SequenceMixer):
         return None
 
     def attend(
-        self,
-        q: Tensor,
-        kept: tuple[Tensor, ...],
-        past: Any,
-        layout: Sequences | None,
-        cu_seqlens: Tensor | None,
-        return_state: bool,
+        self, q: Tensor, kept: tuple[Tensor, ...], past: Any, layout: Sequences | None, return_state: bool
     ) -> tuple[Tensor, Any]:
         """Attention of ``q [B, T, H, D]`` to what is kept (keys, values, extras) of these tokens and those before.
 
@@ -151,8 +143,8 @@ class Attention(SequenceMixer):
         mask: Tensor | None = None
         if past is not None or index is not None or bias is not None:
             causal = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-            itself = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T).triu(S - T)
-            mask = ((causal & valid[:, None, :]) | itself).unsqueeze(1)  # padding attends to itself: no empty softmax
+            itself = causal.triu(S - T)  # padding attends to itself: no empty softmax
+            mask = ((causal & valid[:, None, :]) | itself).unsqueeze(1)
             if bias is not None:
                 mask = bias.masked_fill(~mask, float("-inf")).to(q.dtype)
         o = F.scaled_dot_product_attention(
@@ -255,16 +247,11 @@ class ForgettingAttention(Attention):
         return forgotten.clamp_max(0).to(kept[2].dtype)
 
     def attend(
-        self,
-        q: Tensor,
-        kept: tuple[Tensor, ...],
-        past: Any,
-        layout: Sequences | None,
-        cu_seqlens: Tensor | None,
-        return_state: bool,
+        self, q: Tensor, kept: tuple[Tensor, ...], past: Any, layout: Sequences | None, return_state: bool
     ) -> tuple[Tensor, Any]:
         """See :meth:`Attention.attend`; by flash-linear-attention where asked for and nothing is carried."""
         if self.backend == "fla" and past is None and not return_state:
             k, v, log_forget = kept
+            cu_seqlens = None if layout is None else F.pad(layout.lengths.cumsum(0), (1, 0))
             return fla.forgetting_attention(q, k, v, log_forget, cu_seqlens), None
-        return super().attend(q, kept, past, layout, cu_seqlens, return_state)
+        return super().attend(q, kept, past, layout, return_state)

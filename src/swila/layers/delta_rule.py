@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from swila.layers import fla
-from swila.ops import SwitchingState, switching_delta_rule, switching_delta_rule_step
+from swila.layers.recurrence import run_recurrence
+from swila.ops import SwitchingState
 
 
 def delta_rule(
@@ -37,31 +38,15 @@ def delta_rule(
     Returns:
         The output ``[B, T, H, V]``, and the state or None.
     """
-    state = None if state is None else SwitchingState(*state)
     if backend == "fla":
-        W = None if state is None else state.W.squeeze(2)
+        W = None if state is None else SwitchingState(*state).W.squeeze(2)
         output, W = fla.delta_rule(q, k, v, beta, log_decay, W, cu_seqlens, return_state)
         return output, None if W is None else SwitchingState(W.unsqueeze(2))
     beta = beta[..., None, None].expand(*beta.shape, 1, v.shape[-1])
     logits = beta.new_zeros(()).expand(beta.shape)
+    operands = {"q": q, "k": k, "v": v, "beta": beta, "key_logits": logits, "query_logits": logits}
     if log_decay is not None:
-        log_decay = log_decay[..., None, None, None] if log_decay.ndim == 3 else log_decay[..., None, None, :]
-    if q.shape[1] == 1 and cu_seqlens is None:
-        out = switching_delta_rule_step(
-            q, k, v, beta, logits, logits, log_decay, initial_state=state, return_state=return_state, backend=backend
-        )
-    else:
-        out = switching_delta_rule(
-            q,
-            k,
-            v,
-            beta,
-            logits,
-            logits,
-            log_decay,
-            initial_state=state,
-            cu_seqlens=cu_seqlens,
-            return_state=return_state,
-            backend=backend,
-        )
+        per_head = log_decay.ndim == 3
+        operands["log_decay"] = log_decay[..., None, None, None] if per_head else log_decay[..., None, None, :]
+    out = run_recurrence(operands, state, cu_seqlens, return_state, backend=backend)
     return out.output, out.state

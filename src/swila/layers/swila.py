@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from swila.layers.decay import DecayGate
 from swila.layers.load_balancing import RoutingDiagnostics, mutual_information_loss, routing_diagnostics
 from swila.layers.projection import make_projection
+from swila.layers.recurrence import run_recurrence
 from swila.layers.recurrent import RecurrentMixer, head_dims
-from swila.ops import RoutingStats, SwitchingState, switching_delta_rule, switching_delta_rule_step
+from swila.ops import RoutingStats, SwitchingOutput, SwitchingState
 
 
 class RoutingTrace(NamedTuple):
@@ -160,20 +161,8 @@ class SwiLA(RecurrentMixer):
         balanced = False
         if self.training and (self.balance_marginal != 0 or self.balance_conditional != 0):
             balanced = True  # a branch, because a compiler may take the weights for symbols
-        operands = self._operands(x, q, k, v)
-        state = None if state is None else SwitchingState(*state)
-        common: dict[str, Any] = {"decay_order": self.decay_order, "normalize": self.normalize, "backend": self.backend}
-        if x.shape[1] == 1 and cu_seqlens is None and not (balanced or self.track_routing):
-            out = switching_delta_rule_step(**operands, **common, initial_state=state, return_state=return_state)
-        else:
-            out = switching_delta_rule(
-                **operands,
-                **common,
-                initial_state=state,
-                cu_seqlens=cu_seqlens,
-                return_state=return_state,
-                routing_stats=balanced or self.track_routing,
-            )
+        stats = balanced or self.track_routing
+        out = self._run(self._operands(x, q, k, v), state, cu_seqlens, return_state, stats)
         if out.stats is not None:
             self.last_call.stats = RoutingStats(*(part.detach() for part in out.stats))
             if balanced:
@@ -195,16 +184,8 @@ class SwiLA(RecurrentMixer):
         for b in range(hidden_states.shape[0]):
             state, found = None, []
             for t in range(hidden_states.shape[1]):
-                token = {name: part[b : b + 1, t : t + 1] for name, part in operands.items() if part is not None}
-                out = switching_delta_rule(
-                    **token,
-                    decay_order=self.decay_order,
-                    normalize=self.normalize,
-                    initial_state=state,
-                    return_state=True,
-                    routing_stats=True,  # the mean over one token is that token
-                    backend=self.backend,
-                )
+                token = {name: part[b : b + 1, t : t + 1] for name, part in operands.items()}
+                out = self._run(token, state, None, True, True)  # the mean over one token is that token
                 state = out.state
                 assert out.stats is not None
                 found.append(out.stats)
@@ -216,10 +197,16 @@ class SwiLA(RecurrentMixer):
         """``H J K V``."""
         return super().state_size() * self.num_mixtures
 
-    def _operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+    def _run(
+        self, operands: dict[str, Tensor], state: Any, cu_seqlens: Tensor | None, return_state: bool, stats: bool
+    ) -> SwitchingOutput:
+        options = {"decay_order": self.decay_order, "normalize": self.normalize, "backend": self.backend}
+        return run_recurrence(operands, state, cu_seqlens, return_state, stats, **options)
+
+    def _operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         H, J, V = self.num_heads, self.num_mixtures, self.head_v_dim
         beta = self.b_proj(x).sigmoid().unflatten(-1, (H, J, V))
-        operands: dict[str, Any] = {"q": q, "k": k, "v": v, "beta": beta}
+        operands: dict[str, Tensor] = {"q": q, "k": k, "v": v, "beta": beta}
         for side in ("key", "query"):
             if J > 1:
                 noise = getattr(self, f"{side}_noise") if self.router_noise else None

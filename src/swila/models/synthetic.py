@@ -94,7 +94,7 @@ class SyntheticModel(nn.Module):
     @property
     def mixers(self) -> list[SequenceMixer]:
         """The sequence layers, in order."""
-        return [block.mixer for block in self.blocks]  # type: ignore[misc]
+        return [block.mixer for block in self.blocks if isinstance(block, Block)]
 
     def state_size(self, length: int = 1) -> int:
         """Scalars of recurrent state after ``length`` tokens, over all layers."""

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +86,7 @@ class Trainer:
         writer = MetricsWriter(self.directory, state["step"], self.tensorboard)
         begun = time.perf_counter() - state["seconds"]
         order, epoch = torch.empty(0), -1
-        with interrupts_as_flag() as interrupted:
+        with closing(writer), interrupts_as_flag() as interrupted:
             while state["status"] is None:
                 step = state["step"]
                 if step // self.steps_per_epoch != epoch:
@@ -99,20 +99,13 @@ class Trainer:
                 state["loss"] += loss.double()
                 state["counted"] += 1
                 state["step"] = step = step + 1
-                evaluated = step % config.eval_every == 0 or step == config.steps
-                if evaluated:
+                if evaluated := step % config.eval_every == 0 or step == config.steps:
                     writer.write(self._evaluate(model, state, lr, time.perf_counter() - begun))
-                try:
-                    self.report(Progress(step, config.steps, state["score"]))
-                    if interrupted.is_set():
-                        raise KeyboardInterrupt
-                except KeyboardInterrupt:
-                    evaluated = True
-                    raise
-                finally:
-                    if evaluated:
+                    self._save(model, optimizer, state, time.perf_counter() - begun)
+                if self._told_to_stop(state) or interrupted.is_set():
+                    if not evaluated:
                         self._save(model, optimizer, state, time.perf_counter() - begun)
-        writer.close()
+                    raise KeyboardInterrupt
         result = {
             "status": state["status"],
             "metric": self.objective.score,
@@ -124,6 +117,14 @@ class Trainer:
         }
         self.directory.finish(result)
         return result
+
+    def _told_to_stop(self, state: dict[str, Any]) -> bool:
+        """Report, and whether the answer is a KeyboardInterrupt."""
+        try:
+            self.report(Progress(state["step"], self.config.steps, state["score"]))
+        except KeyboardInterrupt:
+            return True
+        return False
 
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Examples, lr: float) -> Tensor:
         for group in optimizer.param_groups:

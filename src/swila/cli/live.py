@@ -1,0 +1,107 @@
+"""Training as one watches it in a terminal: bars for the runs under way, a line for each that is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as ProgressBar
+
+    from swila.experiments.sweep import News
+    from swila.experiments.token_run import TokenRun
+
+
+def train(
+    console: Console,
+    runs: list[TokenRun],
+    directory: Path,
+    device: str,
+    jobs: int | None,
+    threads: int,
+    fresh: bool,
+    tensorboard: bool,
+) -> dict[str, dict[str, Any]]:
+    """All runs, with live progress; interrupted, it says how to go on and ends the command with status 130."""
+    from swila.experiments.sweep import run_all
+    from swila.training import RunDirectory
+
+    for run in runs:
+        RunDirectory.check(directory / run.name, run.config(), fresh)
+    there = 0 if fresh else sum((directory / run.name / "result.json").exists() for run in runs)
+    jobs = jobs or (_cores() if device == "cpu" else 1)
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    console.print(f"{count} on {device}, {min(jobs, len(runs))} at a time, in {directory}", markup=False)
+    if there:
+        console.print(f"{there} of {len(runs)} runs are there already (--fresh trains them anew)")
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    options: dict[str, Any] = {"device": device, "jobs": jobs, "threads": threads, "tensorboard": tensorboard}
+    try:
+        with Live(console, runs) as show:
+            return run_all(runs, directory, fresh=fresh, report=show, **options)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; the same command goes on from {directory}", markup=False)
+        raise SystemExit(130) from None
+
+
+class Live:
+    """Bars for the runs under way, and a line for each one that is over."""
+
+    def __init__(self, console: Console, runs: list[TokenRun]) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.bar: ProgressBar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.names = {each.name: f"{each.label} {each.name.removeprefix(each.label + '-')}" for each in runs}
+        self.total = self.bar.add_task("[bold]all runs[/]", total=sum(each.training.steps for each in runs), note="")
+        self.planned = {each.name: each.training.steps for each in runs}
+        self.done: dict[str, int] = {}
+        self.tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Live:
+        self.bar.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.__exit__(*error)
+
+    def __call__(self, news: News) -> None:
+        name = news.name
+        if news.progress is not None and news.result is None:
+            if name not in self.tasks:
+                self.tasks[name] = self.bar.add_task(self.names[name], total=news.progress.steps, note="")
+            score = news.progress.score
+            note = "" if score is None else f"accuracy {score:.3f}"
+            self.bar.update(self.tasks[name], completed=news.progress.step, note=note)
+            self.done[name] = news.progress.step
+        if news.result is not None:
+            if name in self.tasks:
+                self.bar.remove_task(self.tasks.pop(name))
+            self.done[name] = self.planned[name]
+            self.bar.console.print(f"  {self.names[name]}: {_in_words(news.result)}", highlight=False)
+        self.bar.update(self.total, completed=sum(self.done.values()))
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    from rich.markup import escape
+
+    if "best" not in result:
+        return f"[red]{result['status']}[/] {escape(result.get('error', ''))}"
+    score = f"accuracy {result['best']:.3f}"
+    if result["status"] == "solved":
+        return f"[green]{score}[/], solved at step {result['steps']}, {result['seconds']:.0f} s"
+    colour = "[red]diverged[/], best " if result["status"] == "diverged" else ""
+    return f"{colour}{score} after {result['steps']} steps, {result['seconds']:.0f} s"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
