@@ -16,6 +16,7 @@ from torch import Tensor
 from swila.ops.call import Inputs, Options, Problem, Results
 
 _MODULES = {
+    "cuda": "swila.ops.cuda.backend",
     "numba": "swila.ops.numba.backend",
     "blocked": "swila.ops.blocked.backend",
     "reference": "swila.ops.reference",

@@ -1,0 +1,1 @@
+"""CUDA C++ kernels compiled at first use: sources (``kernels``), specialisations, compiler and cache, the backend."""

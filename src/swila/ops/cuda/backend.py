@@ -1,0 +1,197 @@
+"""The kernels as a backend: what goes into each launch, in the order of its ``Arguments``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swila.ops.backends import Backend
+from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, decay_kind, empty_results, kept_rows
+from swila.ops.cuda.compiler import GpuLauncher
+from swila.ops.cuda.specialization import CHUNK, DECAYS, SEGMENT, Specialization
+
+SIZES = (16, 32, 64, 128)
+GATED = ("beta", "key_logits", "query_logits", "key_gate", "query_gate")
+
+
+class Launcher(Protocol):
+    """Compiles a kernel for a specialisation and launches it, one block per so many units of the grid."""
+
+    def __call__(
+        self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments: Sequence[int | Tensor | None],
+        device: int,
+    ) -> None:  # fmt: skip
+        """Launch ``heads`` times as many blocks as one head takes, on the current stream of the tensors' device."""
+
+    def tiles(self, kernel: str, spec: Specialization, flags: dict[str, int], device: int) -> int:
+        """How many blocks one head takes."""
+
+
+def prepared(x: Inputs) -> Inputs:
+    """The tensors as the kernels take them: dense, aligned, and one dtype for learning rates, logits and gates."""
+    given = {name: t for name in GATED if (t := getattr(x, name)) is not None}
+    if len({t.dtype for t in given.values()}) > 1:
+        x = x._replace(**{name: t.float() for name, t in given.items()})
+    return Inputs.of(None if t is None else _dense(t) for t in x)
+
+
+def _dense(t: Tensor) -> Tensor:
+    t = t.detach().contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
+def saved_like(x: Inputs, options: Options) -> list[Tensor]:
+    """The states every :data:`SEGMENT` tokens of a sequence, in the order of the kernels' registers."""
+    layout = Specialization.of(x, options).layout
+    rows, H = kept_rows(x, SEGMENT), x.q.shape[2]
+    kept = [x.q.new_empty((rows, H, layout.warps, 32 * layout.key_dims), dtype=torch.float32)]
+    if x.key_gate is not None or x.query_gate is not None:
+        kept.append(x.q.new_empty((rows, H, layout.warps, 2, 32), dtype=torch.float32))
+    return kept
+
+
+class Kernels:
+    """Forward and backward by a launcher: a GPU's, or one that emulates it."""
+
+    def __init__(self, launch: Launcher) -> None:
+        self.launch = launch
+
+    def forward(self, x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
+        """One kernel; with ``save`` it also writes states at segment bounds."""
+        results, kept = empty_results(x, options), saved_like(x, options) if save else []
+        x = prepared(x)
+        spec, device = Specialization.of(x, options), _index(x)
+        B, T, H, _ = x.q.shape
+        J, V = x.beta.shape[3:]
+        N = x.num_sequences
+        sums = x.q.new_empty((4, N, H, J, V), dtype=torch.float32) if options.routing_stats else None
+        kept_W, kept_mix = (*kept, None, None)[:2]
+        arguments = [*_inputs(x), results.output, *results.final, sums, kept_W, kept_mix, None, None, None, None, N, T, H]
+        self.launch("forward", spec, {"EMIT": 0, "STATS": int(options.routing_stats)}, N * H, arguments, device)
+        if sums is not None:
+            _means(results, sums, B * T)
+        return results, kept
+
+    def backward(self, x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
+        """Two kernels: all segments forward again at once, then the chunks of each sequence in reverse."""
+        given, x = x, prepared(x)
+        spec, device = Specialization.of(x, options), _index(x)
+        B, T, H, K = x.q.shape
+        J, V = x.beta.shape[3:]
+        N, layout = x.num_sequences, spec.layout
+
+        def new(*shape: int) -> Tensor:
+            return x.q.new_empty(shape, dtype=torch.float32)
+
+        rows = B * -(-T // CHUNK) if x.cu_seqlens is None else T // CHUNK + N
+        units = rows, H, layout.warps
+        chunk_W = new(*units, 32 * layout.key_dims * spec.planes // 2)
+        chunk_delta = new(*units, 32 * CHUNK)
+        chunk_r = new(*units, 32 * CHUNK) if x.key_gate is not None else None
+        chunk_mix = new(*units, 2, 32) if spec.key_gate or spec.query_gate else None
+        kept_W, kept_mix = (*kept, None)[:2]
+        chunks = chunk_W, chunk_delta, chunk_r, chunk_mix
+        segments = B * -(-T // SEGMENT) if x.cu_seqlens is None else N + T // SEGMENT
+        emitted = [*_inputs(x), None, None, None, None, None, kept_W, kept_mix, *chunks, N, T, H]
+        self.launch("forward", spec, {"EMIT": 1, "STATS": 0}, segments * H, emitted, device)
+
+        flags = {"STATS": int(any(grad is not None for grad in grads.routing))}
+        tiles = self.launch.tiles("backward", spec, flags, device)
+        out = {name: torch.empty_like(t) for name in PER_TOKEN if (t := getattr(x, name)) is not None}
+        state = {name: torch.empty_like(t) for name in STATE if (t := getattr(x, name)) is not None}
+        dout = torch.zeros_like(x.v) if grads.output is None else _dense(grads.output)
+        dfinal = [None if g is None else _dense(g) for g in grads.final]
+        partial = new(2, tiles, B, T, H, K) if tiles > 1 else None
+        ddecay = None
+        if x.log_decay is not None:
+            ddecay = {"key": new(tiles, *x.log_decay.shape), "value": out["log_decay"], "head": new(B, T, H, J, V, 1)}[
+                decay_kind(x.log_decay)
+            ]
+        arguments = [
+            x.q, x.k, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.log_decay, x.cu_seqlens, dout,
+            *dfinal, _spread(grads, B * T), *chunks, out["q"], out["k"], partial, out["v"],
+            *(out.get(name) for name in GATED), ddecay, *(state.get(name) for name in STATE), N, T, H,
+        ]  # fmt: skip
+        self.launch("backward", spec, flags, N * H, arguments, device)
+        if partial is not None:
+            out["q"], out["k"] = partial.sum(1)
+        if spec.decay == DECAYS["key"] and ddecay is not None:
+            out["log_decay"] = ddecay.sum(0)
+        if spec.decay == DECAYS["head"] and ddecay is not None:
+            out["log_decay"] = ddecay.sum(4, keepdim=True)
+        return {name: grad.to(getattr(given, name).dtype) for name, grad in (out | state).items()}
+
+
+def _index(x: Inputs) -> int:
+    return -1 if x.q.device.index is None else x.q.device.index
+
+
+def _inputs(x: Inputs) -> list[Tensor | None]:
+    return [
+        x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.log_decay, x.W, x.r, x.rho,
+        x.cu_seqlens,
+    ]  # fmt: skip
+
+
+def _means(results: Results, sums: Tensor, tokens: int) -> None:
+    usage_k, entropy_k, usage_q, entropy_q = sums.sum(1) / tokens
+    for mean, value in zip(results.routing, (usage_k, entropy_k.sum(1), usage_q, entropy_q.sum(1)), strict=True):
+        assert mean is not None
+        mean.copy_(value)
+
+
+def _spread(grads: Results, tokens: int) -> Tensor | None:
+    """Gradients of the statistics as one ``[4, H, J, V]``, per token; None where nothing depends on them."""
+    if all(grad is None for grad in grads.routing):
+        return None
+    like = next(grad for grad in (grads.key_usage, grads.query_usage) if grad is not None)
+    parts = [torch.zeros_like(like) if g is None else g if g.ndim == 3 else g[:, None].expand_as(like) for g in grads.routing]
+    return torch.stack(parts).float() / tokens
+
+
+@cache
+def _unusable() -> str | None:
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return "it needs an NVIDIA GPU"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "it needs an NVIDIA GPU of compute capability 8.0 or newer"
+    if not find_spec("cuda") or not find_spec("cuda.core"):
+        return "cuda-core is not installed: pip install 'swila[cuda]'"
+    return None
+
+
+def _refuses(problem: Problem) -> str | None:
+    if problem.device != "cuda":
+        return f"it runs on an NVIDIA GPU, the tensors are on {problem.device}"
+    return unsupported(problem)
+
+
+def unsupported(problem: Problem) -> str | None:
+    """Which size or form the kernels do not have, whatever the device."""
+    if problem.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"its inputs are bfloat16, float16 or float32, got {problem.dtype}"
+    for name in ("K", "V"):
+        if getattr(problem, name) not in SIZES:
+            return f"{name} must be one of {', '.join(map(str, SIZES))}, got {getattr(problem, name)}"
+    if problem.J > 16:
+        return f"it has up to 16 mixtures, got J = {problem.J}"
+    if problem.decay == "key" and problem.J > 4:
+        return f"with a decay per key dim it has up to 4 mixtures, got J = {problem.J}"
+    return None
+
+
+_kernels = Kernels(GpuLauncher())
+BACKEND = Backend(
+    name="cuda",
+    summary="the exact blocked algorithm in CUDA C++, compiled at first use",
+    forward=_kernels.forward,
+    backward=_kernels.backward,
+    saved_like=saved_like,
+    unusable=_unusable,
+    refuses=_refuses,
+)

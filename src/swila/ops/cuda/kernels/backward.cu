@@ -1,0 +1,521 @@
+// The adjoint, chunk after chunk in reverse, from the states and errors that forward.cu emits. Equations and names:
+// ../../blocked/adjoint.py. Sums over the columns of several warps go through shared memory in a fixed order.
+#include "decay.cuh"
+
+constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side is done by the lanes that own the columns
+
+constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_O = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_O + C * V_ROW;
+constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * J * B_ROW;
+constexpr int STAGE_GK = STAGE_LQ + C * J * B_ROW, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
+constexpr int STAGE_D = STAGE_GQ + QUERY_GATE * C * B_ROW;
+constexpr int STAGE_BYTES = STAGE_D + (DECAY == 1 || DECAY == 2 ? C * J * D_ROW : 0);
+// Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
+constexpr int SUM_ROW = KP + 2;
+constexpr int WARP_U = 0, WARP_C = WARP_U + C * U_ROW * 4, WARP_DU = WARP_C + NS * PAIR_PLANE, WARP_DS = WARP_DU + NS * PAIR_PLANE;
+constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = 2 * C * SUM_ROW * 4;
+constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
+constexpr int WARP_DELTA = WARP_A + (BY_COLUMN ? 2 * C * C * 4 : 2 * 64 * 4), WARP_R = WARP_DELTA + 4 * 512;
+constexpr int WARP_W = WARP_R + KEY_GATE * 4 * 512, W_PIECES = NS * 4 * (KS / 2);
+constexpr int WARP_BYTES = WARP_W + W_PIECES * 512;
+constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
+constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
+SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
+
+struct Arguments {
+  const TX *q, *k;
+  const TB *beta, *key_logits, *query_logits, *key_gate, *query_gate;
+  const TD* decay;
+  const INDEX* bounds;
+  const TX* dout;
+  const float *dW_out, *dr_out, *drho_out;  // adjoint of the final state, or null
+  const float* dstats;                      // of usage and entropy, keys then queries, per token: [4][H, J, V]
+  const uint4_* chunk_W;
+  const float4_ *chunk_delta, *chunk_r;
+  const float* chunk_mix;
+  TX *dq, *dk;
+  float* partial;  // with several blocks per head: their parts of dq and dk, [2][VT][tokens, H, K]
+  TX* dv;
+  TB *dbeta, *dkey_logits, *dquery_logits, *dkey_gate, *dquery_gate;
+  void* ddecay;
+  float *dW_in, *dr_in, *drho_in;  // adjoint of the initial state, or null
+  i64 N, T, H;
+};
+
+// A derivative in a probability grows as its inverse; this keeps it finite.
+DEVICE float finite(float x) {
+  const float most = 2.5e28f;
+  return x > most ? most : x < -most ? -most : x;
+}
+// Write a tile that holds gradients now back to where its inputs came from.
+template <int R, int BYTES, int ROW> DEVICE void flush(char* to, const char* tile, i64 token_bytes, i64 row_stride, int valid) {
+  constexpr int PIECES = BYTES / 16, ALL = C * R * PIECES;
+#pragma unroll
+  for (int first = 0; first < ALL; first += NT) {
+    int i = first + (int)threadIdx.x;
+    if (ALL % NT == 0 || i < ALL) {
+      int row = i / PIECES, x = i % PIECES, t = row / R, j = row % R;
+      if (t < valid) *(uint4_*)(to + t * token_bytes + j * row_stride + x * 16) = *(const uint4_*)(tile + row * ROW + x * 16);
+    }
+  }
+}
+template <class T, int R> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
+  if (p.alive && (R > 1 || J == 1 || p.j == 0)) store((T*)(tile + (t * R + (R > 1 ? p.j : 0)) * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
+}
+
+KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
+  SHARED(shared);
+  const Place p = place();
+  char* mine = shared + STAGES * STAGE_BYTES + p.warp * WARP_BYTES;
+  float *u_tile = (float*)(mine + WARP_U), *a_tile = (float*)(mine + WARP_A);
+  char *c_tile = mine + WARP_C, *du_tile = mine + WARP_DU, *ds_tile = mine + WARP_DS;
+  float4_ *delta_slots = (float4_*)(mine + WARP_DELTA) + p.lane, *r_slots = (float4_*)(mine + WARP_R) + p.lane;
+  uint4_* w_slots = (uint4_*)(mine + WARP_W) + p.lane;
+  char* operands = shared + STAGES * STAGE_BYTES + NW * WARP_BYTES;
+
+  const i64 block = blockIdx.x, H = a.H, T = a.T;
+  const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;
+  const i64 head = block / VT % H;
+  const Span span = sequence(a.bounds, block / VT / H, T);
+  const i64 n = span.n, unit = n * H + head, at = (unit * J + p.j) * V + first + p.d;
+  const i64 warp_unit = (head * VT + vt) * NW + p.warp, warp_units = H * VT * NW;
+  const i64 chunks = (span.end - span.begin + C - 1) / C;
+  auto chunk_row = [&](i64 chunk) {
+    i64 row = a.bounds ? (span.begin + chunk * C) / C + n : n * ((T + C - 1) / C) + chunk;
+    return row * warp_units + warp_unit;
+  };
+
+  float dW[2][KT][4], drho = 0.f, m = 0.f;  // m: adjoint of log r, from the token after
+  if (a.dW_out) {
+    load_state(dW, a.dW_out, unit, first, p);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int kt = 0; kt < KT; kt++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) dW[i][kt][e] = 0.f;
+  }
+  if (KEY_GATE && a.dr_out && p.alive) m = a.dr_out[at];
+  if (QUERY_GATE && a.drho_out && p.alive) drho = a.drho_out[at];
+  float dusage_k = 0.f, dspread_k = 0.f, dusage_q = 0.f, dspread_q = 0.f;
+  if (STATS && p.alive) {
+    i64 of = (head * J + p.j) * V + first + p.d, all = H * J * V;
+    dusage_k = a.dstats[of], dspread_k = a.dstats[all + of], dusage_q = a.dstats[2 * all + of], dspread_q = a.dstats[3 * all + of];
+  }
+  if constexpr (K_PADDED)
+    for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
+  sync_block();
+
+  auto valid_of = [&](i64 chunk) {
+    i64 left = span.end - span.begin - chunk * C;
+    return chunk < 0 ? 0 : left < C ? (int)left : C;
+  };
+  auto fetch_stage = [&](int stage, i64 chunk) {
+    char* s = shared + stage * STAGE_BYTES;
+    int valid = valid_of(chunk);
+    i64 row = (span.begin + chunk * C) * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
+    fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_K, (const char*)(a.k + row * K), H * K * sizeof(TX), 0, valid);
+    fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_Q, (const char*)(a.q + row * K), H * K * sizeof(TX), 0, valid);
+    fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_O, (const char*)(a.dout + narrow), H * V * sizeof(TX), 0, valid);
+    const i64 token = H * J * V * sizeof(TB), mixture = V * sizeof(TB);
+    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_BETA, (const char*)(a.beta + wide), token, mixture, valid);
+    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LK, (const char*)(a.key_logits + wide), token, mixture, valid);
+    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LQ, (const char*)(a.query_logits + wide), token, mixture, valid);
+    if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + narrow), H * V * sizeof(TB), 0, valid);
+    if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + narrow), H * V * sizeof(TB), 0, valid);
+    if (DECAY == 2)
+      fetch<J, VB * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + wide), H * J * V * sizeof(TD), V * sizeof(TD), valid);
+    copy_commit();
+  };
+  auto fetch_errors = [&](i64 chunk) {
+    i64 row = chunk < 0 ? 0 : chunk_row(chunk) * 4 * 32 + p.lane;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      copy_async(delta_slots + i * 32, a.chunk_delta + row + i * 32, chunk >= 0);
+      if (KEY_GATE) copy_async(r_slots + i * 32, a.chunk_r + row + i * 32, chunk >= 0);
+    }
+    copy_commit();
+  };
+  auto fetch_W = [&](i64 chunk) {
+    i64 row = chunk < 0 ? 0 : chunk_row(chunk) * W_PIECES * 32 + p.lane;
+#pragma unroll
+    for (int i = 0; i < W_PIECES; i++) copy_async(w_slots + i * 32, a.chunk_W + row + i * 32, chunk >= 0);
+    copy_commit();
+  };
+  if (STAGES == 2) fetch_stage((int)((chunks - 1) % STAGES), chunks - 1);
+  fetch_errors(chunks - 1);
+  fetch_W(chunks - 1);
+
+  for (i64 chunk = chunks - 1; chunk >= 0; chunk--) {
+    const i64 t0 = span.begin + chunk * C;
+    const int valid = valid_of(chunk);
+    char* s = shared + (int)(chunk % STAGES) * STAGE_BYTES;
+    if constexpr (STAGES == 2) {
+      copy_wait<1>();
+      sync_block();
+      fetch_stage((int)((chunk + 1) % STAGES), chunk - 1);
+    } else {
+      sync_block();
+      fetch_stage(0, chunk);
+      copy_wait<0>();
+      sync_block();
+    }
+    const char *k_tile = s + STAGE_K, *q_tile = s + STAGE_Q;
+    constexpr int ROW = RAW ? X_ROW : OPERAND_ROW;
+    if constexpr (!RAW) {
+      for (int i = (int)threadIdx.x; i < C * KP; i += NT) {
+        int t = i / KP, dim = i % KP;
+        put_operand(operands, t, dim, to_float(*(const TX*)(k_tile + t * X_ROW + dim * sizeof(TX))));
+        put_operand(operands + NS * OPERAND_TILE, t, dim, to_float(*(const TX*)(q_tile + t * X_ROW + dim * sizeof(TX))));
+      }
+      sync_block();
+      k_tile = operands, q_tile = operands + NS * OPERAND_TILE;
+    }
+
+    // What the forward found: errors, responsibilities, and c = β r δ.
+    float delta[C], r[C], beta[C], lk[C], gk[C], r_before = 1.f / J, rho_before = 1.f / J;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float4_ x = delta_slots[i * 32], y = {};
+      if (KEY_GATE) y = r_slots[i * 32];
+#pragma unroll
+      for (int e = 0; e < 4; e++) delta[4 * i + e] = x.x[e], r[4 * i + e] = y.x[e];
+    }
+    fetch_errors(chunk - 1);
+    if (KEY_GATE) r_before = a.chunk_mix[chunk_row(chunk) * 64 + p.lane];
+    if (QUERY_GATE) rho_before = a.chunk_mix[chunk_row(chunk) * 64 + 32 + p.lane];
+    load_column<TB, J>(beta, s + STAGE_BETA, p);
+    load_column<TB, J>(lk, s + STAGE_LK, p);
+    if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
+#pragma unroll
+    for (int t = 0; t < C; t++) {
+      if (DEAD && !p.alive) beta[t] = 0.f;
+      float z = log_prior(lk[t], p), y = -0.5f * LOG2E * delta[t] * delta[t];
+      if (KEY_GATE || !NORMALIZE) lk[t] = share(z);  // the prior itself
+      if (!KEY_GATE) r[t] = NORMALIZE ? share(z + y) : lk[t] * ex2(y);
+    }
+    {
+      float low[8], high[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) low[i] = beta[i] * delta[i] * r[i], high[i] = beta[8 + i] * delta[8 + i] * r[8 + i];
+      put_column(c_tile, p, 0, low), put_column(c_tile, p, 1, high);
+    }
+    sync_warp();
+
+    // E = k · dW, S = q · W + P c, and the Gram matrices.
+    float E[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
+    if constexpr (STAGES == 2) copy_wait<2>(); else copy_wait<1>();
+#pragma unroll
+    for (int kk = 0; kk < KS / 2; kk++) {
+      B16 wb[4][2];
+#pragma unroll
+      for (int i = 0; i < NS; i++)
+#pragma unroll
+        for (int nt = 0; nt < 4; nt++) {
+          uint4_ w = w_slots[((i * 4 + nt) * (KS / 2) + kk) * 32];
+          wb[nt][0].x[i][0] = w.x[0], wb[nt][0].x[i][1] = w.x[1], wb[nt][1].x[i][0] = w.x[2], wb[nt][1].x[i][1] = w.x[3];
+        }
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int ks = 2 * kk + e;
+        A16 kf = load_rows(k_tile, OPERAND_TILE, ROW, ks * 16, p.lane), qf = load_rows(q_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
+        product(gram_a[0], kf, half_of(kf, 0)), product(gram_a[1], kf, half_of(kf, 1));
+        product(gram_p[0], qf, half_of(kf, 0)), product(gram_p[1], qf, half_of(kf, 1));
+#pragma unroll
+        for (int nt = 0; nt < 4; nt++) {
+          B16 d;
+          Pair x = pack(dW[nt / 2][2 * ks][nt % 2 * 2], dW[nt / 2][2 * ks][nt % 2 * 2 + 1]);
+          Pair y = pack(dW[nt / 2][2 * ks + 1][nt % 2 * 2], dW[nt / 2][2 * ks + 1][nt % 2 * 2 + 1]);
+#pragma unroll
+          for (int i = 0; i < NS; i++) d.x[i][0] = x.x[i], d.x[i][1] = y.x[i];
+          product(E[nt], kf, d);
+          product(S[nt], qf, wb[nt][e]);
+        }
+      }
+    }
+    auto masked = [&](float (&x)[2][4], int below) {  // keep entries [t, s] with s + below <= t
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          if (h * 8 + p.quad * 2 + (i & 1) + below > p.row + (i >> 1) * 8) x[h][i] = 0.f;
+    };
+    auto to_lanes = [&](const float (&x)[4][4], int half, int row) {
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++)
+        *(float2_*)&u_tile[(p.row + row) * U_ROW + nt * 8 + p.quad * 2] = {x[nt][2 * half], x[nt][2 * half + 1]};
+    };
+    *(float2_*)&a_tile[p.row * 8 + p.quad * 2] = {gram_a[0][0], gram_a[0][1]};
+    *(float2_*)&a_tile[64 + p.row * 8 + p.quad * 2] = {gram_a[1][2], gram_a[1][3]};
+    masked(gram_p, 0);
+    {
+      A16 pf = as_rows(gram_p[0], gram_p[1]);
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) {
+        A16 c = load_columns_operand(c_tile, PAIR_PLANE, nt / 2 * 16, p.lane);
+        product(S[nt], pf, half_of(c, nt % 2));
+      }
+    }
+
+    // The query side: dρ and what follows from it, and dS = ρ do.
+    A16 ds_tokens[2], ds_columns[2];
+    if constexpr (LANE_MIX) {
+      to_lanes(S, 0, 0), to_lanes(S, 1, 8);
+      sync_warp();
+      float lq[C], gq[C], dout[C], mix[C], rho = rho_before;
+      load_column<TB, J>(lq, s + STAGE_LQ, p);
+      load_column<TX, 1>(dout, s + STAGE_O, p);
+      if (QUERY_GATE) load_column<TB, 1>(gq, s + STAGE_GQ, p);
+      sync_warp();
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        lq[t] = share(log_prior(lq[t], p));
+        if (DEAD && !p.alive) lq[t] = 0.f, dout[t] = 0.f;
+        rho = QUERY_GATE ? (1.f - gq[t]) * rho + gq[t] * lq[t] : lq[t];
+        mix[t] = rho;
+      }
+      float low[8], high[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) low[i] = mix[i] * dout[i], high[i] = mix[8 + i] * dout[8 + i];
+      put_column(ds_tile, p, 0, low), put_column(ds_tile, p, 1, high);
+#pragma unroll
+      for (int t = C - 1; t >= 0; t--) {
+        float back = dout[t] * u_tile[t * U_ROW + p.column];
+        if (STATS && t < valid) back += dusage_q - (LN2 * lg2(max_nan(mix[t], TINY)) + 1.f) * dspread_q;
+        if (DEAD && !p.alive) back = 0.f;
+        if constexpr (QUERY_GATE) {
+          back += drho;
+          float dg = over_mixtures(back * (lq[t] - (t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before)));
+          put_gradient<TB, 1>(s + STAGE_GQ, p, t, dg);
+          drho = (1.f - gq[t]) * back;
+          back *= gq[t];
+        }
+        put_gradient<TB, J>(s + STAGE_LQ, p, t, lq[t] * (back - over_mixtures(lq[t] * back)));
+      }
+      sync_warp();
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        ds_tokens[i] = load_tokens_operand(ds_tile, PAIR_PLANE, i * 16, p.lane);
+        ds_columns[i] = load_columns_operand(ds_tile, PAIR_PLANE, i * 16, p.lane);
+      }
+    } else {
+      constexpr int DB = DPW >= 8 ? DPW / 8 : 1, JT = 4 / DB;  // blocks of output dims, tiles of mixtures
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int b = 0; b < DB; b++) {
+          const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
+          float x[JT], y[JT], most0 = NEVER, most1 = NEVER, sum0 = 0.f, sum1 = 0.f, o0 = 0.f, o1 = 0.f, do0 = 0.f, do1 = 0.f;
+          if (V >= DPW || d < V) load2((const TX*)(s + STAGE_O + t * V_ROW) + p.warp * DPW + d, do0, do1);
+#pragma unroll
+          for (int i = 0; i < JT; i++) {
+            int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
+            x[i] = y[i] = NEVER;
+            if (j < J && J > 1) {
+              load2((const TB*)(s + STAGE_LQ + (t * J + j) * B_ROW) + p.warp * DPW + d, x[i], y[i]);
+              x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
+            }
+            most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
+          }
+#pragma unroll
+          for (int q = DPW / 2; q > 0 && q < 4; q *= 2)
+            most0 = max_nan(most0, shfl_xor(most0, q)), most1 = max_nan(most1, shfl_xor(most1, q));
+#pragma unroll
+          for (int i = 0; i < JT; i++) {
+            x[i] = ex2(x[i] - most0), y[i] = ex2(y[i] - most1);
+            sum0 += x[i], sum1 += y[i];
+            o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
+          }
+#pragma unroll
+          for (int q = DPW / 2; q > 0 && q < 4; q *= 2) {
+            sum0 += shfl_xor(sum0, q), sum1 += shfl_xor(sum1, q);
+            o0 += shfl_xor(o0, q), o1 += shfl_xor(o1, q);
+          }
+          sum0 = rcp(sum0), sum1 = rcp(sum1);
+          o0 *= sum0, o1 *= sum1;
+#pragma unroll
+          for (int i = 0; i < JT; i++) {
+            int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
+            float dS0 = x[i] * sum0 * do0, dS1 = y[i] * sum1 * do1;
+            if (j < J && (V >= DPW || d < V))
+              store2((TB*)(s + STAGE_LQ + (t * J + j) * B_ROW) + p.warp * DPW + d,
+                     J == 1 ? 0.f : dS0 * (S[i * DB + b][2 * h] - o0), J == 1 ? 0.f : dS1 * (S[i * DB + b][2 * h + 1] - o1));
+            S[i * DB + b][2 * h] = dS0, S[i * DB + b][2 * h + 1] = dS1;  // now dS
+          }
+        }
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        ds_tokens[i] = as_rows(S[2 * i], S[2 * i + 1]);
+        ds_columns[i] = stacked(as_columns(S[2 * i]), as_columns(S[2 * i + 1]));
+      }
+    }
+    {
+      A16 pt = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) product(E[nt], pt, half_of(ds_columns[nt / 2], nt % 2));
+    }
+
+    // The substitution in reverse.
+    if (KEY_GATE && chunk == chunks - 1) m *= r[C - 1];
+#pragma unroll
+    for (int half = 1; half >= 0; half--) {
+      if (half == 0) {
+        Pair du[4], none = {}, cross = pack(gram_a[1][0], gram_a[1][1]);
+        load_half(du, du_tile, 1, p.lane);
+#pragma unroll
+        for (int nt = 0; nt < 4; nt++) {
+          float more[4] = {E[nt][0], E[nt][1], 0.f, 0.f};
+          product_k8(more, cross, none, du[nt]);
+          E[nt][0] = more[0], E[nt][1] = more[1];
+        }
+      }
+      to_lanes(E, half, 0);
+      sync_warp();
+      float e[8], du[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) e[i] = u_tile[i * U_ROW + p.column];
+#pragma unroll
+      for (int i = 7; i >= 0; i--) {
+        const int t = half * 8 + i;
+        float er = e[i] * beta[t] * r[t], dz = er * delta[t];
+        float dbeta = e[i] * r[t] * delta[t];
+        if (STATS && t < valid) dz += r[t] * (dusage_k - (LN2 * lg2(max_nan(r[t], TINY)) + 1.f) * dspread_k);
+        if (KEY_GATE) dz += m;
+        if (NORMALIZE) dz -= r[t] * over_mixtures(dz);
+        if (DEAD && !p.alive) dz = 0.f;
+        du[i] = delta[t] * dz - er;
+        put_gradient<TX, 1>(s + STAGE_O, p, t, -over_mixtures(du[i]));  // dv; in full precision, for its terms cancel
+#pragma unroll
+        for (int i4 = 0; i4 < 2; i4++)
+          if (i4 * 4 < i) {
+            float4_ row = *(const float4_*)&a_tile[half * 64 + i * 8 + i4 * 4];
+#pragma unroll
+            for (int x = 0; x < 4; x++)
+              if (i4 * 4 + x < i) e[i4 * 4 + x] += row.x[x] * du[i];
+          }
+        put_gradient<TB, J>(s + STAGE_BETA, p, t, dbeta);
+        if constexpr (KEY_GATE) {
+          float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t], pi = lk[t];
+          float inverse = rcp(max_nan((1.f - g) * last + g * pi, TINY));
+          float dg = over_mixtures(finite(dz * ((pi - last) * inverse)));
+          put_gradient<TB, 1>(s + STAGE_GK, p, t, dg);
+          float dpi = g * pi * inverse * dz;
+          put_gradient<TB, J>(s + STAGE_LK, p, t, dpi - pi * over_mixtures(dpi));
+          if (t == 0 && chunk == 0) {
+            m = finite(dz * ((1.f - g) * inverse));  // of the initial r itself
+          } else {
+            m = (1.f - g) * last * inverse * dz;
+          }
+        } else {
+          put_gradient<TB, J>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - lk[t] * over_mixtures(dz));
+        }
+      }
+      put_column(du_tile, p, half, du);
+      sync_warp();
+    }
+
+    A16 c_tokens[2], du_tokens[2], du_columns[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      c_tokens[i] = load_tokens_operand(c_tile, PAIR_PLANE, i * 16, p.lane);
+      du_tokens[i] = load_tokens_operand(du_tile, PAIR_PLANE, i * 16, p.lane);
+      du_columns[i] = load_columns_operand(du_tile, PAIR_PLANE, i * 16, p.lane);
+    }
+    // Within the chunk: dA = du c^T below the diagonal, dP = dS c^T on and below it.
+    A16 da, da_t, dp, dp_t;
+    {
+      float x[2][4] = {}, y[2][4] = {};
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          product(x[h], du_tokens[i], half_of(c_tokens[i], h)), product(y[h], ds_tokens[i], half_of(c_tokens[i], h));
+      masked(x, 1), masked(y, 0);
+      da = as_rows(x[0], x[1]), da_t = stacked(as_columns(x[0]), as_columns(x[1]));
+      dp = as_rows(y[0], y[1]), dp_t = stacked(as_columns(y[0]), as_columns(y[1]));
+    }
+    // This warp's part of dq and dk, eight key dims at a time, and the adjoint of the state at the chunk's start.
+    float* sums = (float*)mine;
+    sync_warp();
+#pragma unroll
+    for (int kk = 0; kk < KS / 2; kk++) {
+      uint4_ w[NS][4];
+#pragma unroll
+      for (int i = 0; i < NS; i++)
+#pragma unroll
+        for (int nt = 0; nt < 4; nt++) w[i][nt] = w_slots[((i * 4 + nt) * (KS / 2) + kk) * 32];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int ks = 2 * kk + e;
+        B16 kb[2], qb[2];
+        load_transposed(kb[0], kb[1], k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
+        load_transposed(qb[0], qb[1], q_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int kt = 2 * ks + h;
+          float dq[4] = {}, dk[4] = {};
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            B16 wt;
+#pragma unroll
+            for (int x = 0; x < NS; x++)
+              wt.x[x][0] = transposed(w[x][2 * i].x[2 * e + h]), wt.x[x][1] = transposed(w[x][2 * i + 1].x[2 * e + h]);
+            product(dq, ds_tokens[i], wt);
+            product(dk, du_tokens[i], wt);
+            product(dk, c_tokens[i], as_columns(dW[i][kt]));
+          }
+          product(dq, dp, kb[h]);
+          product(dk, da, kb[h]), product(dk, da_t, kb[h]), product(dk, dp_t, qb[h]);
+          float* to = sums + p.row * SUM_ROW + kt * 8 + p.quad * 2;
+          *(float2_*)to = {dq[0], dq[1]}, *(float2_*)(to + 8 * SUM_ROW) = {dq[2], dq[3]};
+          *(float2_*)(to + C * SUM_ROW) = {dk[0], dk[1]}, *(float2_*)(to + (C + 8) * SUM_ROW) = {dk[2], dk[3]};
+#pragma unroll
+          for (int i = 0; i < 2; i++) product(dW[i][kt], du_columns[i], kb[h]), product(dW[i][kt], ds_columns[i], qb[h]);
+        }
+      }
+    }
+    fetch_W(chunk - 1);
+    sync_block();
+
+    // Sums over the warps, and everything else that is complete, to memory.
+    constexpr int PAIRS = 2 * C * K / 2;
+#pragma unroll
+    for (int from = 0; from < PAIRS; from += NT) {
+      int i = from + (int)threadIdx.x;
+      if (PAIRS % NT == 0 || i < PAIRS) {
+        int which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
+        float x = 0.f, y = 0.f;
+        const char* part = shared + STAGES * STAGE_BYTES + ((which * C + t) * SUM_ROW + dim) * 4;
+#pragma unroll
+        for (int w = 0; w < NW; w++) {
+          float2_ z = *(const float2_*)(part + w * WARP_BYTES);
+          x += z.x[0], y += z.x[1];
+        }
+        if (t < valid) {
+          i64 place = ((t0 + t) * H + head) * K + dim;
+          if constexpr (VT == 1) {
+            store2((which ? a.dk : a.dq) + place, x, y);
+          } else {
+            i64 tokens = a.bounds ? T : a.N * T;
+            store2(a.partial + (which * VT + vt) * tokens * H * K + place, x, y);
+          }
+        }
+      }
+    }
+    const i64 row = t0 * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
+    const i64 token = H * J * V * sizeof(TB), mixture = V * sizeof(TB);
+    flush<J, VB * (int)sizeof(TB), B_ROW>((char*)(a.dbeta + wide), s + STAGE_BETA, token, mixture, valid);
+    flush<J, VB * (int)sizeof(TB), B_ROW>((char*)(a.dkey_logits + wide), s + STAGE_LK, token, mixture, valid);
+    flush<J, VB * (int)sizeof(TB), B_ROW>((char*)(a.dquery_logits + wide), s + STAGE_LQ, token, mixture, valid);
+    flush<1, VB * (int)sizeof(TX), V_ROW>((char*)(a.dv + narrow), s + STAGE_O, H * V * sizeof(TX), 0, valid);
+    if (KEY_GATE) flush<1, VB * (int)sizeof(TB), B_ROW>((char*)(a.dkey_gate + narrow), s + STAGE_GK, H * V * sizeof(TB), 0, valid);
+    if (QUERY_GATE) flush<1, VB * (int)sizeof(TB), B_ROW>((char*)(a.dquery_gate + narrow), s + STAGE_GQ, H * V * sizeof(TB), 0, valid);
+  }
+  copy_wait<0>();
+  if (a.dW_in) {
+    store_state(a.dW_in, dW, unit, first, p);
+    if (KEY_GATE && p.alive) a.dr_in[at] = m;
+    if (QUERY_GATE && p.alive) a.drho_in[at] = drho;
+  }
+}

@@ -1,0 +1,156 @@
+// Decays by key dim inside a chunk, without overflow: every pair of tokens is split at a token between them, so that
+// both factors of its decay are at most one. Level L has blocks of 2^L tokens, and splits those pairs whose reader is in
+// an odd block and whose writer is in the even one before it: four levels split all pairs of 16 tokens.
+#pragma once
+#include "layout.cuh"
+
+DEVICE void put_operand(char* tile, int t, int dim, float x) {
+  char* to = tile + t * OPERAND_ROW + dim * 2;
+  Pair y = pack(x, 0.f);
+#pragma unroll
+  for (int s = 0; s < NS; s++) *(u16*)(to + s * OPERAND_TILE) = (u16)y.x[s];
+}
+
+// One channel (j, key dim) over the 16 tokens of a chunk.
+struct Channel {
+  float alpha[C];  // exp(log_decay)
+  float pre[C];    // product from the start of the block up to and with this token
+  float suf[C];    // product of the tokens after this one to the end of the block
+
+  DEVICE void load(const char* tile, int j, int dim) {
+#pragma unroll
+    for (int t = 0; t < C; t++) {
+      alpha[t] = ex2(LOG2E * to_float(*(const TD*)(tile + (t * J + j) * D_ROW + dim * sizeof(TD))));
+      pre[t] = alpha[t], suf[t] = 1.f;
+    }
+  }
+  // What a reader of errors at token t sees of the blocks before its own, inside its own block.
+  DEVICE float read(int t, int level) const {
+    if (!POST) return pre[t];
+    return t % (1 << level) == 0 ? 1.f : pre[t - 1];
+  }
+  // Blocks twice as long.
+  DEVICE void widen(int level) {
+    int size = 1 << level;
+#pragma unroll
+    for (int b = 0; b < C; b += 2 * size) {
+      float early = pre[b + size - 1], late = pre[b + 2 * size - 1];
+#pragma unroll
+      for (int i = 0; i < size; i++) pre[b + size + i] *= early, suf[b + i] *= late;
+    }
+  }
+};
+DEVICE bool is_late(int t, int level) { return (t >> level) & 1; }
+DEVICE bool is_split(int t, int s, int level) { return is_late(t, level) && (s >> level) == (t >> level) - 1; }
+
+constexpr int GROUP_TILE = NS * OPERAND_TILE;
+constexpr int LEVEL_BYTES = J * 2 * GROUP_TILE;  // keys and queries of one level
+constexpr int GRAM_ROW = PAIR_ROW, GRAM_PLANE = C * GRAM_ROW, GRAM_TILE = NS * GRAM_PLANE;
+
+// What the chunk's products need, made by all threads of a block.
+struct KeyDecay {
+  char *levels, *keys_u, *queries, *keys_end, *A, *P;  // operands [J][plane][16, ..]
+  float *total, *blocks;                               // [J, K]; diagonal blocks of A, [J][half][writer][reader]
+};
+constexpr int KEY_DECAY_BYTES =
+    BY_KEY ? 2 * LEVEL_BYTES + 3 * J * GROUP_TILE + 2 * J * GRAM_TILE + J * KP * 4 + J * 2 * 64 * 4 : 0;
+DEVICE KeyDecay key_decay_at(char* p) {
+  KeyDecay d;
+  d.levels = p, p += 2 * LEVEL_BYTES;
+  d.keys_u = p, p += J * GROUP_TILE;
+  d.queries = p, p += J * GROUP_TILE;
+  d.keys_end = p, p += J * GROUP_TILE;
+  d.A = p, p += J * GRAM_TILE;
+  d.P = p, p += J * GRAM_TILE;
+  d.total = (float*)p, p += J * KP * 4;
+  d.blocks = (float*)p;
+  return d;
+}
+constexpr int CHANNELS = (J * KP + NT - 1) / NT;  // per thread
+
+DEVICE void put_gram(char* tile, int t, int s, float x) {
+  Pair y = pack(x, 0.f);
+#pragma unroll
+  for (int i = 0; i < NS; i++) *(u16*)(tile + i * GRAM_PLANE + t * GRAM_ROW + s * 2) = (u16)y.x[i];
+}
+
+// The masked product of one level, or with level -1 the diagonal of q k^T, into a Gram matrix of mixture j.
+DEVICE void gram_level(const KeyDecay& d, const char* rows, const char* columns, int j, int level, bool of_keys, int lane) {
+  float m[2][4] = {};
+#pragma unroll
+  for (int ks = 0; ks < KS; ks++) {
+    A16 x = load_rows(rows, OPERAND_TILE, OPERAND_ROW, ks * 16, lane);
+    A16 y = load_rows(columns, OPERAND_TILE, OPERAND_ROW, ks * 16, lane);
+#pragma unroll
+    for (int h = 0; h < 2; h++) product(m[h], x, half_of(y, h));
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int t = (lane >> 2) + (i >> 1) * 8, s = h * 8 + (lane & 3) * 2 + (i & 1);
+      if (level < 0 ? t == s : is_split(t, s, level)) {
+        put_gram((of_keys ? d.A : d.P) + j * GRAM_TILE, t, s, m[h][i]);
+        if (of_keys && t / 8 == s / 8) d.blocks[(j * 2 + t / 8) * 64 + (s % 8) * 8 + t % 8] = m[h][i];
+      }
+    }
+}
+
+// Everything of `KeyDecay` from the raw tiles of a chunk. `base` are the keys and queries as they are, as operands.
+DEVICE void prepare(const KeyDecay& d, const char* k_raw, const char* q_raw, const char* decay_raw, const Place& p) {
+  int tid = (int)threadIdx.x;
+  Channel channels[CHANNELS];
+#pragma unroll
+  for (int i = 0; i < CHANNELS; i++) {
+    int c = tid + i * NT;
+    if (c < J * KP) channels[i].load(decay_raw, c / KP, c % KP);
+  }
+#pragma unroll
+  for (int level = -1; level < 4; level++) {
+    char* buffer = d.levels + (level & 1) * LEVEL_BYTES;
+#pragma unroll
+    for (int i = 0; i < CHANNELS; i++) {
+      int c = tid + i * NT, j = c / KP, dim = c % KP;
+      if (c < J * KP) {
+#pragma unroll
+        for (int t = 0; t < C; t++) {
+          float k = to_float(*(const TX*)(k_raw + t * X_ROW + dim * sizeof(TX)));
+          float q = to_float(*(const TX*)(q_raw + t * X_ROW + dim * sizeof(TX)));
+          bool late = level < 0 || is_late(t, level);
+          float read = level < 0 ? 1.f : channels[i].read(t, level), write = level < 0 ? 1.f : channels[i].suf[t];
+          put_operand(buffer + (j * 2) * GROUP_TILE, t, dim, k * (late ? read : write));
+          put_operand(buffer + (j * 2 + 1) * GROUP_TILE, t, dim, late ? q * (level < 0 ? 1.f : channels[i].pre[t]) : 0.f);
+        }
+        if (level >= 0) channels[i].widen(level);
+      }
+    }
+    sync_block();
+    for (int task = p.warp; task < 2 * J; task += NW) {
+      int j = task >> 1;
+      bool of_keys = task & 1;
+      const char* keys = buffer + (j * 2) * GROUP_TILE;
+      if (level >= 0 || !of_keys) gram_level(d, of_keys ? keys : keys + GROUP_TILE, keys, j, level, of_keys, p.lane);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < CHANNELS; i++) {
+    int c = tid + i * NT, j = c / KP, dim = c % KP;
+    if (c < J * KP) {
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        float k = to_float(*(const TX*)(k_raw + t * X_ROW + dim * sizeof(TX)));
+        float q = to_float(*(const TX*)(q_raw + t * X_ROW + dim * sizeof(TX)));
+        put_operand(d.keys_u + j * GROUP_TILE, t, dim, k * channels[i].read(t, 4));
+        put_operand(d.queries + j * GROUP_TILE, t, dim, q * channels[i].pre[t]);
+        put_operand(d.keys_end + j * GROUP_TILE, t, dim, k * channels[i].suf[t]);
+      }
+      d.total[j * KP + dim] = channels[i].pre[C - 1];
+    }
+  }
+  sync_block();
+}
+// Gram matrices have zeros where nothing is ever written.
+DEVICE void clear(const KeyDecay& d) {
+  for (int i = (int)threadIdx.x; i < 2 * J * GRAM_TILE / 4; i += NT) ((u32*)d.A)[i] = 0;
+  for (int i = (int)threadIdx.x; i < J * 128; i += NT) d.blocks[i] = 0.f;
+}

@@ -1,0 +1,525 @@
+// The recurrence forward, chunk after chunk of 16 tokens; with EMIT, again from kept states, to give the backward the
+// state at the start of every chunk and every prediction error. Equations and names: ../../blocked/algorithm.py.
+#include "decay.cuh"
+
+constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query mix is made by the lanes that own the columns
+
+constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_V = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_V + C * V_ROW;
+constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * J * B_ROW;
+constexpr int STAGE_GK = STAGE_LQ + C * J * B_ROW, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
+constexpr int STAGE_D = STAGE_GQ + QUERY_GATE * C * B_ROW;
+constexpr int STAGE_BYTES = STAGE_D + (DECAY == 1 || DECAY == 2 ? C * J * D_ROW : 0);
+constexpr int WARP_U = 0, WARP_C = WARP_U + C * U_ROW * 4, WARP_A = WARP_C + NS * PAIR_PLANE;
+constexpr int WARP_BYTES = WARP_A + (BY_COLUMN ? 2 * C * C * 4 : BY_KEY ? 0 : 2 * 64 * 4);
+constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
+constexpr int STAGES = FIXED_BYTES + 3 * STAGE_BYTES <= SHARED_LIMIT / 2   ? 3
+                       : FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT / 2 ? 2
+                       : FIXED_BYTES + 3 * STAGE_BYTES <= SHARED_LIMIT     ? 3
+                       : FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT     ? 2
+                                                                           : 1;
+SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
+
+struct Arguments {
+  const TX *q, *k, *v;
+  const TB *beta, *key_logits, *query_logits, *key_gate, *query_gate;
+  const TD* decay;
+  const float *W, *r, *rho;  // initial state, or null
+  const INDEX* bounds;       // of packed sequences, or null
+  TX* out;
+  float *W_out, *r_out, *rho_out;           // final state, or null
+  float* stats;                             // [4][N, H, J, V]: sums of r, -r log r, rho, -rho log rho
+  float4_* kept_W;                          // states every SEGMENT tokens, in the order of registers
+  float* kept_mix;                          // r and rho there
+  uint4_* chunk_W;                          // with EMIT: states at the start of chunks, as operands
+  float4_ *chunk_delta, *chunk_r;           // errors, and responsibilities where they depend on those before
+  float* chunk_mix;                         // r and rho at the start of chunks
+  i64 N, T, H;
+};
+
+KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
+  SHARED(shared);
+  const Place p = place();
+  char* mine = shared + STAGES * STAGE_BYTES + p.warp * WARP_BYTES;
+  float* u_tile = (float*)(mine + WARP_U);
+  char* c_tile = mine + WARP_C;
+  float* a_tile = (float*)(mine + WARP_A);
+  char* operands = shared + STAGES * STAGE_BYTES + NW * WARP_BYTES;
+  KeyDecay decay;
+  if constexpr (BY_KEY) decay = key_decay_at(operands);
+
+  const i64 block = blockIdx.x, H = a.H, T = a.T;
+  const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;  // of the warp's output dims
+  const i64 head = block / VT % H, item = block / VT / H;
+  Span span;
+  i64 segment = 0;
+  if constexpr (!EMIT) {
+    span = sequence(a.bounds, item, T);
+  } else if (!a.bounds) {
+    i64 per = (T + SEGMENT - 1) / SEGMENT;
+    span = sequence(nullptr, item / per, T);
+    segment = item % per;
+  } else if (item < a.N) {
+    span = sequence(a.bounds, item, T);
+  } else {
+    // Segments after a sequence's first start at least SEGMENT tokens apart: at most one in each stretch of so many.
+    i64 from = (item - a.N + 1) * SEGMENT, low = 0, high = a.N;
+    if (from > T) return;
+    while (high - low > 1) {
+      i64 middle = (low + high) / 2;
+      if ((i64)a.bounds[middle] < from) low = middle; else high = middle;
+    }
+    span = sequence(a.bounds, low, T);
+    segment = (from - span.begin + SEGMENT - 1) / SEGMENT;
+    if (span.begin + segment * SEGMENT >= span.end) return;
+  }
+  const i64 n = span.n, unit = n * H + head, start = span.begin + segment * SEGMENT;
+  const i64 stop = EMIT && start + SEGMENT < span.end ? start + SEGMENT : span.end;
+  const i64 warp_unit = (head * VT + vt) * NW + p.warp, warp_units = H * VT * NW;
+
+  auto kept_row = [&](i64 i) {
+    return a.bounds ? (span.begin + i * SEGMENT) / SEGMENT - 1 : n * ((T - 1) / SEGMENT) + i - 1;
+  };
+  float W[2][KT][4], r = 1.f / J, rho = 1.f / J;
+  if (EMIT && segment > 0) {
+    i64 row = kept_row(segment) * warp_units + warp_unit;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+      for (int kt = 0; kt < KT; kt++) {
+        float4_ w = a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane];
+#pragma unroll
+        for (int i = 0; i < 4; i++) W[m][kt][i] = w.x[i];
+      }
+    if (KEY_GATE) r = a.kept_mix[(row * 2) * 32 + p.lane];
+    if (QUERY_GATE) rho = a.kept_mix[(row * 2 + 1) * 32 + p.lane];
+  } else {
+    if (a.W) {
+      load_state(W, a.W, unit, first, p);
+    } else {
+#pragma unroll
+      for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int kt = 0; kt < KT; kt++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
+    }
+    i64 at = (unit * J + p.j) * V + first + p.d;
+    if (a.r && p.alive) r = a.r[at];
+    if (a.rho && p.alive) rho = a.rho[at];
+  }
+  if (DEAD && !p.alive) r = rho = 0.f;
+
+  if constexpr (K_PADDED)  // the key dims that are not there
+    for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
+  if constexpr (BY_KEY) clear(decay);
+  sync_block();
+
+  auto fetch_chunk = [&](int stage, i64 t0) {
+    char* s = shared + stage * STAGE_BYTES;
+    int valid = t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C;
+    i64 row = t0 * H + head, wide = row * J * V + vt * VB;
+    fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_K, (const char*)(a.k + row * K), H * K * sizeof(TX), 0, valid);
+    fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + row * V + vt * VB), H * V * sizeof(TX), 0, valid);
+    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_BETA, (const char*)(a.beta + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
+    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LK, (const char*)(a.key_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
+    if (!EMIT || BY_KEY)
+      fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_Q, (const char*)(a.q + row * K), H * K * sizeof(TX), 0, valid);
+    if (!EMIT || QUERY_GATE)
+      fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LQ, (const char*)(a.query_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
+    i64 gate = row * V + vt * VB;
+    if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + gate), H * V * sizeof(TB), 0, valid);
+    if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + gate), H * V * sizeof(TB), 0, valid);
+    if (DECAY == 1)
+      fetch<J, K * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + row * J * K), H * J * K * sizeof(TD), K * sizeof(TD), valid);
+    if (DECAY == 2)
+      fetch<J, VB * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + wide), H * J * V * sizeof(TD), V * sizeof(TD), valid);
+    copy_commit();
+  };
+  const i64 chunks = (stop - start + C - 1) / C;
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch_chunk(i, start + i * C);
+
+  float used_k = 0.f, spread_k = 0.f, used_q = 0.f, spread_q = 0.f;  // sums for the statistics
+  for (i64 chunk = 0; chunk < chunks; chunk++) {
+    const i64 t0 = start + chunk * C;
+    const int valid = stop - t0 < C ? (int)(stop - t0) : C;
+    if constexpr (STAGES > 1) {
+      copy_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
+      sync_block();
+      fetch_chunk((int)((chunk + STAGES - 1) % STAGES), t0 + (STAGES - 1) * C);
+    } else {
+      sync_block();
+      fetch_chunk(0, t0);
+      copy_wait<0>();
+      sync_block();
+    }
+    const char* s = shared + (int)(chunk % STAGES) * STAGE_BYTES;
+    const char *k_tile = s + STAGE_K, *q_tile = s + STAGE_Q;
+    if constexpr (BY_KEY) {
+      prepare(decay, k_tile, q_tile, s + STAGE_D, p);
+    } else if constexpr (!RAW) {
+      for (int i = (int)threadIdx.x; i < C * KP; i += NT) {
+        int t = i / KP, dim = i % KP;
+        put_operand(operands, t, dim, to_float(*(const TX*)(k_tile + t * X_ROW + dim * sizeof(TX))));
+        put_operand(operands + NS * OPERAND_TILE, t, dim, to_float(*(const TX*)(q_tile + t * X_ROW + dim * sizeof(TX))));
+      }
+      sync_block();
+      k_tile = operands, q_tile = operands + NS * OPERAND_TILE;
+    }
+
+    // The state at the chunk's start.
+    if (!EMIT && a.kept_W && chunk > 0 && (t0 - span.begin) % SEGMENT == 0) {
+      i64 row = kept_row((t0 - span.begin) / SEGMENT) * warp_units + warp_unit;
+#pragma unroll
+      for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int kt = 0; kt < KT; kt++)
+          a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
+      if (KEY_GATE) a.kept_mix[(row * 2) * 32 + p.lane] = r;
+      if (QUERY_GATE) a.kept_mix[(row * 2 + 1) * 32 + p.lane] = rho;
+    }
+    B16 wb[4][KS];
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int kt = 0; kt < KT; kt++) {
+          Pair y = pack(W[m][kt][2 * h], W[m][kt][2 * h + 1]);
+#pragma unroll
+          for (int i = 0; i < NS; i++) wb[2 * m + h][kt / 2].x[i][kt % 2] = y.x[i];
+        }
+    const i64 chunk_row = EMIT ? ((a.bounds ? t0 / C + n : n * ((T + C - 1) / C) + (t0 - span.begin) / C) * warp_units + warp_unit) : 0;
+    if constexpr (EMIT) {
+#pragma unroll
+      for (int i = 0; i < NS; i++)
+#pragma unroll
+        for (int nt = 0; nt < 4; nt++)
+#pragma unroll
+          for (int kk = 0; kk < KS / 2; kk++)
+            a.chunk_W[(((chunk_row * NS + i) * 4 + nt) * (KS / 2) + kk) * 32 + p.lane] = {
+                wb[nt][2 * kk].x[i][0], wb[nt][2 * kk].x[i][1], wb[nt][2 * kk + 1].x[i][0], wb[nt][2 * kk + 1].x[i][1]};
+      if (KEY_GATE) a.chunk_mix[chunk_row * 64 + p.lane] = r;
+      if (QUERY_GATE) a.chunk_mix[chunk_row * 64 + 32 + p.lane] = rho;
+    }
+
+    // What the state at the start gives: u = (Γ k) · W and S = (Γ q) · W. Gram matrices A and P.
+    float u[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
+#pragma unroll
+    for (int g = 0; g < NG; g++) {
+      const char* keys = BY_KEY ? decay.keys_u + g * GROUP_TILE : k_tile;
+      const char* queries = BY_KEY ? decay.queries + g * GROUP_TILE : q_tile;
+      const int row = RAW ? X_ROW : OPERAND_ROW;
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++) {
+        A16 kf = load_rows(keys, OPERAND_TILE, row, ks * 16, p.lane);
+#pragma unroll
+        for (int nt = 0; nt < 4; nt++)
+          if (group_of(nt) == g) product(u[nt], kf, wb[nt][ks]);
+        if constexpr (!BY_KEY) product(gram_a[0], kf, half_of(kf, 0)), product(gram_a[1], kf, half_of(kf, 1));
+        if constexpr (!EMIT) {
+          A16 qf = load_rows(queries, OPERAND_TILE, row, ks * 16, p.lane);
+#pragma unroll
+          for (int nt = 0; nt < 4; nt++)
+            if (group_of(nt) == g) product(S[nt], qf, wb[nt][ks]);
+          if constexpr (!BY_KEY) product(gram_p[0], qf, half_of(kf, 0)), product(gram_p[1], qf, half_of(kf, 1));
+        }
+      }
+    }
+    // Lanes read tiles that products have written, and the other way round.
+    auto to_lanes = [&](const float (&x)[4][4], int half, int row) {
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++)
+        *(float2_*)&u_tile[(p.row + row) * U_ROW + nt * 8 + p.quad * 2] = {x[nt][2 * half], x[nt][2 * half + 1]};
+    };
+
+    float v[C], beta[C], lk[C], gk[C];
+    load_column<TX, 1>(v, s + STAGE_V, p);
+    load_column<TB, J>(beta, s + STAGE_BETA, p);
+    load_column<TB, J>(lk, s + STAGE_LK, p);
+    if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
+#pragma unroll
+    for (int t = 0; t < C; t++) {
+      lk[t] = log_prior(lk[t], p);
+      if (KEY_GATE || !NORMALIZE) lk[t] = share(lk[t]);  // the prior itself
+      if (DEAD && !p.alive) beta[t] = 0.f, v[t] = 0.f;
+    }
+    // Responsibility for the error x at token t; updates r.
+    auto respond = [&](float x, int t) {
+      float y = -0.5f * LOG2E * x * x;
+      if constexpr (KEY_GATE) {
+        float prior = max_nan((1.f - gk[t]) * r + gk[t] * lk[t], TINY);
+        if constexpr (NORMALIZE) {
+          float z = lg2(prior) + y;
+          r = share(DEAD && !p.alive ? NEVER : z);
+        } else {
+          r = prior * ex2(y);
+        }
+        if (DEAD && !p.alive) r = 0.f;
+      } else {
+        r = NORMALIZE ? share(lk[t] + y) : lk[t] * ex2(y);
+      }
+      if (STATS && t < valid) used_k += r, spread_k -= r * LN2 * lg2(max_nan(r, TINY));
+      return r;
+    };
+    float mix[C];
+    if constexpr (LANE_MIX && (!EMIT || QUERY_GATE)) {
+      float lq[C], gq[C];
+      load_column<TB, J>(lq, s + STAGE_LQ, p);
+      if (QUERY_GATE) load_column<TB, 1>(gq, s + STAGE_GQ, p);
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        float pi = share(log_prior(lq[t], p));
+        if (DEAD && !p.alive) pi = 0.f;
+        rho = QUERY_GATE ? (1.f - gq[t]) * rho + gq[t] * pi : pi;
+        mix[t] = rho;
+        if (STATS && t < valid) used_q += rho, spread_q -= rho * LN2 * lg2(max_nan(rho, TINY));
+      }
+    }
+
+    float delta[C], rs[C];
+    if constexpr (BY_COLUMN) {
+      float ku[C], qs[C], alpha[C], w[C], gamma = 1.f;
+      to_lanes(u, 0, 0), to_lanes(u, 1, 8);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        *(float2_*)&a_tile[p.row * C + h * 8 + p.quad * 2] = {gram_a[h][0], gram_a[h][1]};
+        *(float2_*)&a_tile[(p.row + 8) * C + h * 8 + p.quad * 2] = {gram_a[h][2], gram_a[h][3]};
+        *(float2_*)&a_tile[C * C + p.row * C + h * 8 + p.quad * 2] = {gram_p[h][0], gram_p[h][1]};
+        *(float2_*)&a_tile[C * C + (p.row + 8) * C + h * 8 + p.quad * 2] = {gram_p[h][2], gram_p[h][3]};
+      }
+      sync_warp();
+#pragma unroll
+      for (int t = 0; t < C; t++) ku[t] = u_tile[t * U_ROW + p.column];
+      sync_warp();
+      to_lanes(S, 0, 0), to_lanes(S, 1, 8);
+      sync_warp();
+#pragma unroll
+      for (int t = 0; t < C; t++) qs[t] = u_tile[t * U_ROW + p.column];
+      if constexpr (DECAY == 2) load_column<TD, J>(alpha, s + STAGE_D, p);
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        if (DECAY == 3) alpha[t] = t < valid && p.j < J ? to_float(a.decay[((t0 + t) * H + head) * J + p.j]) : 0.f;
+        alpha[t] = ex2(LOG2E * alpha[t]);
+      }
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        if (!POST) {
+          gamma *= alpha[t];
+#pragma unroll
+          for (int i = 0; i < t; i++) w[i] *= alpha[t];
+        }
+        float x = v[t] - gamma * ku[t];
+#pragma unroll
+        for (int i = 0; i < t; i++) x -= a_tile[t * C + i] * w[i];
+        delta[t] = x, rs[t] = respond(x, t);
+        if (POST) {
+          gamma *= alpha[t];
+#pragma unroll
+          for (int i = 0; i < t; i++) w[i] *= alpha[t];
+        }
+        w[t] = beta[t] * rs[t] * x;
+        if constexpr (!EMIT) {
+          float read = gamma * qs[t];
+#pragma unroll
+          for (int i = 0; i <= t; i++) read += a_tile[C * C + t * C + i] * w[i];
+          float o = over_mixtures(mix[t] * read);
+          if (p.alive && p.j == 0 && t < valid) store(a.out + ((t0 + t) * H + head) * V + first + p.d, o);
+        }
+      }
+      sync_warp();
+      u_tile[p.column] = gamma;
+      float low[8], high[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) low[i] = w[i], high[i] = w[8 + i];
+      put_column(c_tile, p, 0, low), put_column(c_tile, p, 1, high);
+      sync_warp();
+#pragma unroll
+      for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          float g = u_tile[m * 16 + (i >> 1) * 8 + p.row];
+#pragma unroll
+          for (int kt = 0; kt < KT; kt++) W[m][kt][i] *= g;
+        }
+    } else {
+      const float* blocks = a_tile;
+      Pair cross[NG];
+      if constexpr (BY_KEY) {
+        blocks = decay.blocks + (p.j < J ? p.j : 0) * 128;
+#pragma unroll
+        for (int g = 0; g < NG; g++) {
+          A16 x = load_rows(decay.A + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);
+#pragma unroll
+          for (int i = 0; i < NS; i++) cross[g].x[i] = x.x[i][1];
+        }
+      } else {
+        // A is symmetric: rows by writer and by reader are the same.
+        *(float2_*)&a_tile[p.row * 8 + p.quad * 2] = {gram_a[0][0], gram_a[0][1]};
+        *(float2_*)&a_tile[64 + p.row * 8 + p.quad * 2] = {gram_a[1][2], gram_a[1][3]};
+        cross[0] = pack(gram_a[0][2], gram_a[0][3]);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        if (half == 1) {
+          Pair c[4], none = {};
+          load_half(c, c_tile, 0, p.lane);
+          float more[4][4];
+#pragma unroll
+          for (int nt = 0; nt < 4; nt++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) more[nt][i] = u[nt][i];
+            product_k8(more[nt], none, cross[group_of(nt)], c[nt]);
+            u[nt][2] = more[nt][2], u[nt][3] = more[nt][3];
+          }
+        }
+        to_lanes(u, half, 0);
+        sync_warp();
+        float x[8], c[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = v[half * 8 + i] - u_tile[i * U_ROW + p.column];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          const int t = half * 8 + i;
+          delta[t] = x[i], rs[t] = respond(x[i], t);
+          c[i] = beta[t] * x[i] * rs[t];
+#pragma unroll
+          for (int i4 = 0; i4 < 2; i4++)
+            if (i4 * 4 + 3 > i) {
+              float4_ row = *(const float4_*)&blocks[half * 64 + i * 8 + i4 * 4];
+#pragma unroll
+              for (int e = 0; e < 4; e++)
+                if (i4 * 4 + e > i) x[i4 * 4 + e] -= row.x[e] * c[i];
+            }
+        }
+        put_column(c_tile, p, half, c);
+        sync_warp();
+      }
+    }
+    if constexpr (EMIT) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        a.chunk_delta[(chunk_row * 4 + i) * 32 + p.lane] = {delta[4 * i], delta[4 * i + 1], delta[4 * i + 2], delta[4 * i + 3]};
+        if (KEY_GATE) a.chunk_r[(chunk_row * 4 + i) * 32 + p.lane] = {rs[4 * i], rs[4 * i + 1], rs[4 * i + 2], rs[4 * i + 3]};
+      }
+    }
+
+    // The state at the chunk's end: W = Γ W + Σ c ⊗ Γ k, and what the chunk wrote, read by its queries: S += P c.
+    A16 ca[2];
+#pragma unroll
+    for (int m = 0; m < 2; m++) ca[m] = load_columns_operand(c_tile, PAIR_PLANE, m * 16, p.lane);
+    if constexpr (BY_KEY) {
+#pragma unroll
+      for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+          for (int kt = 0; kt < KT; kt++) {
+            const float* total = decay.total + group_of(2 * m + h) * KP + kt * 8 + p.quad * 2;
+            W[m][kt][2 * h] *= total[0], W[m][kt][2 * h + 1] *= total[1];
+          }
+    }
+#pragma unroll
+    for (int g = 0; g < NG; g++) {
+      const char* keys = BY_KEY ? decay.keys_end + g * GROUP_TILE : k_tile;
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++) {
+        B16 x, y;
+        load_transposed(x, y, keys, OPERAND_TILE, RAW ? X_ROW : OPERAND_ROW, ks * 16, p.lane);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+          bool low = group_of(2 * m) == g, high = group_of(2 * m + 1) == g;
+          if (!low && !high) continue;
+          A16 c = low && high ? ca[m] : only_half(ca[m], low ? 0 : 1);
+          product(W[m][2 * ks], c, x), product(W[m][2 * ks + 1], c, y);
+        }
+      }
+    }
+    if constexpr (!EMIT && !BY_COLUMN) {
+      A16 pf;
+      if constexpr (!BY_KEY) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            if (h * 8 + p.quad * 2 + (i & 1) > p.row + (i >> 1) * 8) gram_p[h][i] = 0.f;
+        pf = as_rows(gram_p[0], gram_p[1]);
+      }
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) {
+        if constexpr (BY_KEY)
+          pf = load_rows(decay.P + group_of(nt) * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);
+        product(S[nt], pf, half_of(ca[nt / 2], nt % 2));
+      }
+      // o = Σ_j ρ_j S_j: tiles hold pairs of output dims of one mixture, so most of the sum is within a lane.
+      constexpr int DB = DPW >= 8 ? DPW / 8 : 1, JT = 4 / DB;  // blocks of output dims, tiles of mixtures
+      if constexpr (LANE_MIX) {
+#pragma unroll
+        for (int t = 0; t < C; t++) u_tile[t * U_ROW + p.column] = mix[t];
+        sync_warp();
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int b = 0; b < DB; b++) {
+          const int t = p.row + h * 8;
+          float x[JT], y[JT], o0 = 0.f, o1 = 0.f;
+          const int d = (b * 8 + p.quad * 2) % DPW;
+          if constexpr (LANE_MIX) {
+#pragma unroll
+            for (int i = 0; i < JT; i++) {
+              float2_ m = *(const float2_*)&u_tile[t * U_ROW + (i * DB + b) * 8 + p.quad * 2];
+              o0 += m.x[0] * S[i * DB + b][2 * h], o1 += m.x[1] * S[i * DB + b][2 * h + 1];
+            }
+          } else if constexpr (J == 1) {
+            o0 = S[b][2 * h], o1 = S[b][2 * h + 1];
+          } else {
+            float most0 = NEVER, most1 = NEVER, sum0 = 0.f, sum1 = 0.f;
+#pragma unroll
+            for (int i = 0; i < JT; i++) {
+              int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
+              x[i] = y[i] = NEVER;
+              if (j < J) {
+                load2((const TB*)(s + STAGE_LQ + (t * J + j) * B_ROW) + p.warp * DPW + d, x[i], y[i]);
+                x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
+              }
+              most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
+            }
+#pragma unroll
+            for (int m = DPW / 2; m > 0 && m < 4; m *= 2)
+              most0 = max_nan(most0, shfl_xor(most0, m)), most1 = max_nan(most1, shfl_xor(most1, m));
+#pragma unroll
+            for (int i = 0; i < JT; i++) {
+              x[i] = ex2(x[i] - most0), y[i] = ex2(y[i] - most1);
+              sum0 += x[i], sum1 += y[i];
+              o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
+            }
+#pragma unroll
+            for (int m = DPW / 2; m > 0 && m < 4; m *= 2) sum0 += shfl_xor(sum0, m), sum1 += shfl_xor(sum1, m);
+            o0 *= rcp(sum0), o1 *= rcp(sum1);
+          }
+#pragma unroll
+          for (int m = DPW / 2; m > 0 && m < 4; m *= 2) o0 += shfl_xor(o0, m), o1 += shfl_xor(o1, m);
+          if (t < valid && p.quad * 2 < DPW && (V >= DPW || d < V))
+            store2(a.out + ((t0 + t) * H + head) * V + first + d, o0, o1);
+        }
+      if constexpr (LANE_MIX) sync_warp();
+    }
+    if constexpr (BY_COLUMN) sync_warp();
+  }
+  copy_wait<0>();
+
+  if constexpr (!EMIT) {
+    if (a.W_out) {
+      store_state(a.W_out, W, unit, first, p);
+      i64 at = (unit * J + p.j) * V + first + p.d;
+      if (a.r_out && p.alive) a.r_out[at] = r;
+      if (a.rho_out && p.alive) a.rho_out[at] = rho;
+    }
+    if (STATS && p.alive) {
+      i64 at = (unit * J + p.j) * V + first + p.d, all = a.N * H * J * V;
+      a.stats[at] = used_k, a.stats[all + at] = spread_k, a.stats[2 * all + at] = used_q, a.stats[3 * all + at] = spread_q;
+    }
+  }
+}

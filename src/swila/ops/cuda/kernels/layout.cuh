@@ -1,0 +1,286 @@
+// Sizes of one specialisation, the place of every number in a warp, and tiles of 16 tokens in shared memory.
+//
+// Defined by the program that compiles this: K_DIM, V_DIM, MIXTURES, TX (q, k, v), TB (beta, logits, gates), TD (decay),
+// DECAY (0 none, 1 by key dim, 2 by output dim, 3 by head), POST, NORMALIZE, KEY_GATE, QUERY_GATE, STATS, INDEX, WARPS.
+//
+// A block works on VB output dims of one (sequence, head), a warp on 32 columns (j, d) of it, a lane on one column:
+// within the warp a column is number j * DPW + d, as the tiles of matrix products have it. DPW = 32 / JP output dims.
+#pragma once
+#include "primitives.cuh"
+
+template <class A, class B> struct same { static constexpr bool value = false; };
+template <class A> struct same<A, A> { static constexpr bool value = true; };
+
+constexpr int C = 16;  // tokens in a chunk
+constexpr int K = K_DIM, V = V_DIM, J = MIXTURES;
+constexpr int KP = K < 32 ? 32 : K;  // padded with zeros
+constexpr int KS = KP / 16, KT = KP / 8;  // steps and tiles along it
+constexpr int JP = J > 8 ? 16 : J > 4 ? 8 : J > 2 ? 4 : J;
+constexpr int DPW = 32 / JP;
+constexpr int NW = WARPS, VB = V < NW * DPW ? V : NW * DPW, VT = V / VB;  // blocks along the output dims
+constexpr int NT = NW * 32;
+constexpr bool DEAD = JP != J || V < DPW;  // some lanes have no column
+constexpr bool BY_KEY = DECAY == 1, BY_COLUMN = DECAY >= 2;
+constexpr int NG = BY_KEY ? J : 1;  // groups of columns with key decays of their own
+// Operands of matrix products: bf16, or where inputs are more precise the sum of two of them.
+constexpr int NS = same<TX, bf16>::value ? 1 : 2;
+constexpr bool RAW = same<TX, bf16>::value && !BY_KEY;  // q and k are operands as they come
+constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f, TINY = 1.17549435e-38f;
+constexpr float NEVER = -3e38f;  // log-prior of a lane without a column
+constexpr float LEAST = -1e30f;  // log-prior of a mixture that is ruled out
+
+static_assert(!BY_KEY || J <= 4, "decay by key dim: up to 4 mixtures");
+
+struct A16 { u32 x[NS][4]; };  // [16, 16], by rows
+struct B16 { u32 x[NS][2]; };  // [16, 8], by columns
+struct Pair { u32 x[NS]; };
+
+DEVICE void product(float (&d)[4], const A16& a, const B16& b) {
+  mma(d, a.x[0], b.x[0][0], b.x[0][1]);
+  if constexpr (NS == 2) {
+    mma(d, a.x[0], b.x[1][0], b.x[1][1]);
+    mma(d, a.x[1], b.x[0][0], b.x[0][1]);
+  }
+}
+DEVICE void product_k8(float (&d)[4], const Pair& a0, const Pair& a1, const Pair& b) {
+  mma_k8(d, a0.x[0], a1.x[0], b.x[0]);
+  if constexpr (NS == 2) {
+    mma_k8(d, a0.x[0], a1.x[0], b.x[1]);
+    mma_k8(d, a0.x[1], a1.x[1], b.x[0]);
+  }
+}
+DEVICE Pair pack(float x, float y) {
+  Pair p;
+  p.x[0] = pack_bf16(x, y);
+  if constexpr (NS == 2) p.x[1] = pack_bf16(x - as_float(p.x[0] << 16), y - as_float(p.x[0] & 0xffff0000u));
+  return p;
+}
+// The accumulators of two neighbouring [16, 8] tiles as one [16, 16] operand.
+DEVICE A16 as_rows(const float (&x)[4], const float (&y)[4]) {
+  A16 a;
+  Pair p[4] = {pack(x[0], x[1]), pack(x[2], x[3]), pack(y[0], y[1]), pack(y[2], y[3])};
+#pragma unroll
+  for (int s = 0; s < NS; s++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) a.x[s][i] = p[i].x[s];
+  return a;
+}
+// The transpose of accumulators [16 tokens, 8 columns] as an operand whose 16 rows are summed over.
+DEVICE B16 as_columns(const float (&x)[4]) {
+  B16 b;
+  Pair p[2] = {pack(x[0], x[1]), pack(x[2], x[3])};
+#pragma unroll
+  for (int s = 0; s < NS; s++) b.x[s][0] = transposed(p[0].x[s]), b.x[s][1] = transposed(p[1].x[s]);
+  return b;
+}
+// Operands [8 columns, 16 tokens] of two neighbouring tiles as rows of one.
+DEVICE A16 stacked(const B16& x, const B16& y) {
+  A16 a;
+#pragma unroll
+  for (int s = 0; s < NS; s++) a.x[s][0] = x.x[s][0], a.x[s][1] = y.x[s][0], a.x[s][2] = x.x[s][1], a.x[s][3] = y.x[s][1];
+  return a;
+}
+// One of the two again: the columns (or tokens) of half h.
+DEVICE B16 half_of(const A16& a, int h) {
+  B16 b;
+#pragma unroll
+  for (int s = 0; s < NS; s++) b.x[s][0] = a.x[s][h], b.x[s][1] = a.x[s][2 + h];
+  return b;
+}
+DEVICE A16 only_half(A16 a, int h) {
+#pragma unroll
+  for (int s = 0; s < NS; s++) a.x[s][1 - h] = 0, a.x[s][3 - h] = 0;
+  return a;
+}
+
+// Where a lane stands.
+struct Place {
+  int warp, lane, row, quad;  // row and quad: its place in the tiles of matrix products
+  int j, d, column;           // mixture, output dim within the warp, number of the column in the warp
+  bool alive;
+};
+DEVICE Place place() {
+  Place p;
+  int tid = (int)threadIdx.x;
+  p.warp = tid >> 5, p.lane = tid & 31, p.row = p.lane >> 2, p.quad = p.lane & 3;
+  p.j = p.lane % JP;
+  p.d = JP <= 4 ? (p.quad / JP) * 8 + p.row : p.lane / JP;
+  p.column = p.j * DPW + p.d;
+  p.alive = p.j < J && p.d < V;
+  return p;
+}
+
+// A tile of rows in shared memory, each 16 bytes longer than its contents so that rows fall into different banks.
+template <class T> constexpr int row_bytes(int n) { return n * (int)sizeof(T) + 16; }
+
+constexpr int OPERAND_ROW = row_bytes<bf16>(KP);         // [16 tokens, K], as operands of products
+constexpr int OPERAND_TILE = C * OPERAND_ROW;
+constexpr int PAIR_ROW = row_bytes<bf16>(C);             // [.., 16 tokens]
+constexpr int X_ROW = row_bytes<TX>(KP), V_ROW = row_bytes<TX>(VB), B_ROW = row_bytes<TB>(VB);
+constexpr int D_ROW = BY_KEY ? row_bytes<TD>(KP) : row_bytes<TD>(VB);
+constexpr int U_ROW = 40;  // floats; [tokens, 32 columns] between the layouts of products and of lanes
+
+// [16, 16] operand from a tile of rows, columns from `from` on; lane i gives the address of a row.
+DEVICE A16 load_rows(const char* tile, int plane_bytes, int row, int from, int lane) {
+  A16 a;
+#pragma unroll
+  for (int s = 0; s < NS; s++) ldmatrix(a.x[s], tile + s * plane_bytes + (lane & 15) * row + (from + (lane >> 4) * 8) * 2);
+  return a;
+}
+// Two tiles [16 tokens summed over, 8] of a tile of rows [16 tokens, ..]: columns from `from` on and the 8 after.
+DEVICE void load_transposed(B16& x, B16& y, const char* tile, int plane_bytes, int row, int from, int lane) {
+#pragma unroll
+  for (int s = 0; s < NS; s++) {
+    u32 d[4];
+    ldmatrix_t(d, tile + s * plane_bytes + (lane & 15) * row + (from + (lane >> 4) * 8) * 2);
+    x.x[s][0] = d[0], x.x[s][1] = d[1], y.x[s][0] = d[2], y.x[s][1] = d[3];
+  }
+}
+// The [16 columns, 16 tokens] operand of columns `from` ...: rows are columns of the warp.
+DEVICE A16 load_columns_operand(const char* tile, int plane_bytes, int from, int lane) {
+  A16 a;
+#pragma unroll
+  for (int s = 0; s < NS; s++)
+    ldmatrix(a.x[s], tile + s * plane_bytes + (from + (lane & 15)) * PAIR_ROW + (lane >> 4) * 16);
+  return a;
+}
+// The same numbers as [16 tokens, 16 columns].
+DEVICE A16 load_tokens_operand(const char* tile, int plane_bytes, int from, int lane) {
+  A16 a;
+#pragma unroll
+  for (int s = 0; s < NS; s++)
+    ldmatrix_t(a.x[s], tile + s * plane_bytes + (from + (lane & 7) + (lane >> 4) * 8) * PAIR_ROW + ((lane >> 3) & 1) * 16);
+  return a;
+}
+constexpr int PAIR_PLANE = 32 * PAIR_ROW;
+// Eight tokens of this lane's column into a tile [32 columns, 16 tokens].
+DEVICE void put_column(char* tile, const Place& p, int half, const float (&x)[8]) {
+  uint4_ w[NS];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    Pair y = pack(x[2 * i], x[2 * i + 1]);
+#pragma unroll
+    for (int s = 0; s < NS; s++) w[s].x[i] = y.x[s];
+  }
+#pragma unroll
+  for (int s = 0; s < NS; s++) *(uint4_*)(tile + s * PAIR_PLANE + p.column * PAIR_ROW + half * 16) = w[s];
+}
+// Tokens of one half of all 32 columns, as operands [8 tokens, 8 columns] of the four tiles.
+DEVICE void load_half(Pair (&b)[4], const char* tile, int half, int lane) {
+#pragma unroll
+  for (int s = 0; s < NS; s++) {
+    u32 d[4];
+    ldmatrix(d, tile + s * PAIR_PLANE + lane * PAIR_ROW + half * 16);
+#pragma unroll
+    for (int i = 0; i < 4; i++) b[i].x[s] = d[i];
+  }
+}
+
+// The 16 tokens of a lane's column out of a tile of rows [token, R]: R = J mixtures, or 1 for what has none.
+template <class T, int R> DEVICE void load_column(float (&x)[C], const char* tile, const Place& p) {
+  constexpr int ROW = row_bytes<T>(VB);
+  if constexpr (sizeof(T) == 2 && JP <= 4) {
+    // Rows 2 i and 2 i + 1 of a transposed matrix go to the lanes of quad i: two tokens of quad i's mixture.
+    int i = (p.lane & 7) >> 1, j = i % JP, block = i / JP;
+    if (R == 1 || j >= J) j = 0;
+    if (block * 8 >= V) block = 0;
+    const char* row = tile + (((p.lane >> 3) * 2 + (p.lane & 1)) * R + j) * ROW + (p.warp * DPW + block * 8) * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      u32 w[4];
+      ldmatrix_t(w, row + h * 8 * R * ROW);
+#pragma unroll
+      for (int m = 0; m < 4; m++) unpack(T{}, w[m], x[h * 8 + m * 2], x[h * 8 + m * 2 + 1]);
+    }
+  } else {
+    int j = R == 1 || p.j >= J ? 0 : p.j, d = p.d < V ? p.warp * DPW + p.d : 0;
+    const char* column = tile + j * ROW + d * sizeof(T);
+#pragma unroll
+    for (int t = 0; t < C; t++) x[t] = to_float(*(const T*)(column + t * R * ROW));
+  }
+}
+
+// Copy R rows per token of 16 tokens into a tile; tokens from `valid` on become zeros.
+template <int R, int BYTES, int ROW> DEVICE void fetch(char* tile, const char* from, i64 token_bytes, i64 row_stride, int valid) {
+  constexpr int PIECES = BYTES / 16, ALL = C * R * PIECES;
+#pragma unroll
+  for (int first = 0; first < ALL; first += NT) {
+    int i = first + (int)threadIdx.x;
+    if (ALL % NT == 0 || i < ALL) {
+      int row = i / PIECES, x = i % PIECES, t = row / R, j = row % R;
+      copy_async(tile + row * ROW + x * 16, from + t * token_bytes + j * row_stride + x * 16, t < valid);
+    }
+  }
+}
+
+// This lane's part of the softmax over mixtures, of logarithms to base 2.
+DEVICE float share(float z) {
+  if constexpr (JP == 1) return 1.f;
+  float sum = 1.f;
+  if constexpr (JP <= 4) {
+#pragma unroll
+    for (int m = 1; m < JP; m++) sum += ex2(shfl_xor(z, m) - z);
+    return rcp(sum);
+  } else {
+    float most = z;
+#pragma unroll
+    for (int m = 1; m < JP; m *= 2) most = max_nan(most, shfl_xor(most, m));
+    float mine = ex2(z - most);
+    sum = mine;
+#pragma unroll
+    for (int m = 1; m < JP; m *= 2) sum += shfl_xor(sum, m);
+    return mine * rcp(sum);
+  }
+}
+DEVICE float over_mixtures(float x) {
+#pragma unroll
+  for (int m = 1; m < JP; m *= 2) x += shfl_xor(x, m);
+  return x;
+}
+// Logits to base 2, kept finite.
+DEVICE float log_prior(float logit, const Place& p) {
+  float z = max_nan(logit * LOG2E, LEAST);
+  return DEAD && !p.alive ? NEVER : z;
+}
+
+constexpr bool K_PADDED = KP != K;
+
+// Which tokens of which sequence a block works on.
+struct Span {
+  i64 n, begin, end;
+};
+DEVICE Span sequence(const INDEX* bounds, i64 n, i64 T) {
+  if (bounds) return {n, (i64)bounds[n], (i64)bounds[n + 1]};
+  return {n, n * T, n * T + T};
+}
+
+// The state of 32 columns as accumulators of W^T: [16 columns] x [8 key dims] x 4.
+DEVICE void load_state(float (&W)[2][KT][4], const float* from, i64 unit, int first, const Place& p) {
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      int n = m * 16 + (i >> 1) * 8 + p.row, j = n / DPW, d = n % DPW;
+      const float* row = from + ((unit * J + j) * V + first + d) * K + p.quad * 2;
+#pragma unroll
+      for (int kt = 0; kt < KT; kt++) {
+        bool there = j < J && d < V && kt * 8 < K;
+        W[m][kt][i] = there ? row[kt * 8] : 0.f;
+        W[m][kt][i + 1] = there ? row[kt * 8 + 1] : 0.f;
+      }
+    }
+}
+DEVICE void store_state(float* to, const float (&W)[2][KT][4], i64 unit, int first, const Place& p) {
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      int n = m * 16 + (i >> 1) * 8 + p.row, j = n / DPW, d = n % DPW;
+      float* row = to + ((unit * J + j) * V + first + d) * K + p.quad * 2;
+#pragma unroll
+      for (int kt = 0; kt < KT; kt++)
+        if (j < J && d < V && kt * 8 < K) *(float2_*)(row + kt * 8) = {W[m][kt][i], W[m][kt][i + 1]};
+    }
+}
+
+constexpr int group_of(int tile) { return BY_KEY ? (tile * 8 / DPW < J ? tile * 8 / DPW : J - 1) : 0; }
