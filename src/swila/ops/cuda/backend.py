@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from swila.ops.backends import Backend
-from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, decay_kind, empty_results, kept_rows
+from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, empty_results
 from swila.ops.cuda.compiler import GpuLauncher
-from swila.ops.cuda.specialization import CHUNK, DECAYS, SEGMENT, Specialization
+from swila.ops.cuda.specialization import CHUNK, SEGMENT, Specialization
 
 SIZES = (16, 32, 64, 128)
 GATED = ("beta", "key_logits", "query_logits", "key_gate", "query_gate")
@@ -46,12 +46,21 @@ def _dense(t: Tensor) -> Tensor:
 
 
 def saved_like(x: Inputs, options: Options) -> list[Tensor]:
-    """The states every :data:`SEGMENT` tokens of a sequence, in the order of the kernels' registers."""
-    layout = Specialization.of(x, options).layout
-    rows, H = kept_rows(x, SEGMENT), x.q.shape[2]
-    kept = [x.q.new_empty((rows, H, layout.warps, 32 * layout.key_dims), dtype=torch.float32)]
-    if x.key_gate is not None or x.query_gate is not None:
-        kept.append(x.q.new_empty((rows, H, layout.warps, 2, 32), dtype=torch.float32))
+    """What every token wrote, the state every :data:`SEGMENT` tokens, and the mixes where they are carried.
+
+    In the order of the kernels' registers. In packed sequences, whose bounds fall anywhere, rows are numbered by their
+    first token and their sequence.
+    """
+    spec = Specialization.of(x, options)
+    layout = spec.layout
+    (B, T, H), N = x.q.shape[:3], x.num_sequences
+    chunks, segments = (B * -(-T // n) if x.cu_seqlens is None else T // n + N for n in (CHUNK, SEGMENT))
+    kept = [
+        x.q.new_empty((segments, H, layout.warps, 32 * layout.key_dims), dtype=torch.float32),
+        x.q.new_empty((chunks, H, layout.warps, spec.planes, 32, CHUNK), dtype=torch.bfloat16),
+    ]
+    if spec.key_gate or spec.query_gate:
+        kept.append(x.q.new_empty((chunks, H, layout.warps, 2, 32), dtype=torch.float32))
     return kept
 
 
@@ -70,35 +79,22 @@ class Kernels:
         J, V = x.beta.shape[3:]
         N = x.num_sequences
         sums = x.q.new_empty((4, N, H, J, V), dtype=torch.float32) if options.routing_stats else None
-        kept_W, kept_mix = (*kept, None, None)[:2]
-        arguments = [*_inputs(x), results.output, *results.final, sums, kept_W, kept_mix, None, None, None, None, N, T, H]
-        self.launch("forward", spec, {"EMIT": 0, "STATS": int(options.routing_stats)}, N * H, arguments, device)
+        arguments = [*_inputs(x), results.output, *results.final, sums, *_three(kept), N, T, H]
+        self.launch("forward", spec, {"STATS": int(options.routing_stats)}, N * H, arguments, device)
         if sums is not None:
             _means(results, sums, B * T)
         return results, kept
 
     def backward(self, x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
-        """Two kernels: all segments forward again at once, then the chunks of each sequence in reverse."""
+        """One kernel: the chunks of each sequence in reverse, the state walked back with them."""
         given, x = x, prepared(x)
         spec, device = Specialization.of(x, options), _index(x)
         B, T, H, K = x.q.shape
         J, V = x.beta.shape[3:]
-        N, layout = x.num_sequences, spec.layout
+        N = x.num_sequences
 
         def new(*shape: int) -> Tensor:
             return x.q.new_empty(shape, dtype=torch.float32)
-
-        rows = B * -(-T // CHUNK) if x.cu_seqlens is None else T // CHUNK + N
-        units = rows, H, layout.warps
-        chunk_W = new(*units, 32 * layout.key_dims * spec.planes // 2)
-        chunk_delta = new(*units, 32 * CHUNK)
-        chunk_r = new(*units, 32 * CHUNK) if x.key_gate is not None else None
-        chunk_mix = new(*units, 2, 32) if spec.key_gate or spec.query_gate else None
-        kept_W, kept_mix = (*kept, None)[:2]
-        chunks = chunk_W, chunk_delta, chunk_r, chunk_mix
-        segments = B * -(-T // SEGMENT) if x.cu_seqlens is None else N + T // SEGMENT
-        emitted = [*_inputs(x), None, None, None, None, None, kept_W, kept_mix, *chunks, N, T, H]
-        self.launch("forward", spec, {"EMIT": 1, "STATS": 0}, segments * H, emitted, device)
 
         flags = {"STATS": int(any(grad is not None for grad in grads.routing))}
         tiles = self.launch.tiles("backward", spec, flags, device)
@@ -107,24 +103,19 @@ class Kernels:
         dout = torch.zeros_like(x.v) if grads.output is None else _dense(grads.output)
         dfinal = [None if g is None else _dense(g) for g in grads.final]
         partial = new(2, tiles, B, T, H, K) if tiles > 1 else None
-        ddecay = None
-        if x.log_decay is not None:
-            ddecay = {"key": new(tiles, *x.log_decay.shape), "value": out["log_decay"], "head": new(B, T, H, J, V, 1)}[
-                decay_kind(x.log_decay)
-            ]
         arguments = [
-            x.q, x.k, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.log_decay, x.cu_seqlens, dout,
-            *dfinal, _spread(grads, B * T), *chunks, out["q"], out["k"], partial, out["v"],
-            *(out.get(name) for name in GATED), ddecay, *(state.get(name) for name in STATE), N, T, H,
+            x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.cu_seqlens, dout, *dfinal,
+            _spread(grads, B * T), *_three(kept), out["q"], out["k"], partial, out["v"],
+            *(out.get(name) for name in GATED), *(state.get(name) for name in STATE), N, T, H,
         ]  # fmt: skip
         self.launch("backward", spec, flags, N * H, arguments, device)
         if partial is not None:
             out["q"], out["k"] = partial.sum(1)
-        if spec.decay == DECAYS["key"] and ddecay is not None:
-            out["log_decay"] = ddecay.sum(0)
-        if spec.decay == DECAYS["head"] and ddecay is not None:
-            out["log_decay"] = ddecay.sum(4, keepdim=True)
         return {name: grad.to(getattr(given, name).dtype) for name, grad in (out | state).items()}
+
+
+def _three(kept: list[Tensor]) -> list[Tensor | None]:
+    return [*kept, *[None] * (3 - len(kept))]
 
 
 def _index(x: Inputs) -> int:
@@ -180,6 +171,8 @@ def unsupported(problem: Problem) -> str | None:
             return f"{name} must be one of {', '.join(map(str, SIZES))}, got {getattr(problem, name)}"
     if problem.J > 16:
         return f"it has up to 16 mixtures, got J = {problem.J}"
+    if problem.decay is not None and problem.needs_grad:
+        return "it has no backward with a decay yet"
     if problem.decay == "key" and problem.J > 4:
         return f"with a decay per key dim it has up to 4 mixtures, got J = {problem.J}"
     return None

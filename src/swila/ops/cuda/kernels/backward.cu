@@ -1,5 +1,6 @@
-// The adjoint, chunk after chunk in reverse, from the states and errors that forward.cu emits. Equations and names:
-// ../../blocked/adjoint.py. Sums over the columns of several warps go through shared memory in a fixed order.
+// The adjoint, chunk after chunk in reverse. Equations and names: ../../blocked/adjoint.py. With c kept by the forward,
+// the state is walked back from the end of each segment, W = W' - c ⊗ k, and errors follow from it by products alone.
+// Sums over the columns of several warps go through shared memory in a fixed order.
 #include "decay.cuh"
 
 constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side is done by the lanes that own the columns
@@ -7,37 +8,35 @@ constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side i
 constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_O = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_O + C * V_ROW;
 constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * J * B_ROW;
 constexpr int STAGE_GK = STAGE_LQ + C * J * B_ROW, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
-constexpr int STAGE_D = STAGE_GQ + QUERY_GATE * C * B_ROW;
-constexpr int STAGE_BYTES = STAGE_D + (DECAY == 1 || DECAY == 2 ? C * J * D_ROW : 0);
+constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW;
+constexpr int STAGE_BYTES = STAGE_C + NW * NS * PAIR_PLANE;
 // Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
 constexpr int SUM_ROW = KP + 2;
-constexpr int WARP_U = 0, WARP_C = WARP_U + C * U_ROW * 4, WARP_DU = WARP_C + NS * PAIR_PLANE, WARP_DS = WARP_DU + NS * PAIR_PLANE;
+constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
 constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = 2 * C * SUM_ROW * 4;
 constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
-constexpr int WARP_DELTA = WARP_A + (BY_COLUMN ? 2 * C * C * 4 : 2 * 64 * 4), WARP_R = WARP_DELTA + 4 * 512;
-constexpr int WARP_W = WARP_R + KEY_GATE * 4 * 512, W_PIECES = NS * 4 * (KS / 2);
-constexpr int WARP_BYTES = WARP_W + W_PIECES * 512;
-constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
-constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
+constexpr bool W_SHARED = KP > 64;  // two states are too much for the registers
+constexpr int WARP_W = WARP_A + 2 * 64 * 4;
+constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
+constexpr int OPERANDS = RAW ? 0 : 2 * NS * OPERAND_TILE;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS;
 constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
 SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
 
 struct Arguments {
-  const TX *q, *k;
+  const TX *q, *k, *v;
   const TB *beta, *key_logits, *query_logits, *key_gate, *query_gate;
-  const TD* decay;
   const INDEX* bounds;
   const TX* dout;
   const float *dW_out, *dr_out, *drho_out;  // adjoint of the final state, or null
   const float* dstats;                      // of usage and entropy, keys then queries, per token: [4][H, J, V]
-  const uint4_* chunk_W;
-  const float4_ *chunk_delta, *chunk_r;
-  const float* chunk_mix;
+  const float4_* kept_W;
+  const uint4_* kept_c;
+  const float* kept_mix;
   TX *dq, *dk;
   float* partial;  // with several blocks per head: their parts of dq and dk, [2][VT][tokens, H, K]
   TX* dv;
   TB *dbeta, *dkey_logits, *dquery_logits, *dkey_gate, *dquery_gate;
-  void* ddecay;
   float *dW_in, *dr_in, *drho_in;  // adjoint of the initial state, or null
   i64 N, T, H;
 };
@@ -68,9 +67,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   const Place p = place();
   char* mine = shared + STAGES * STAGE_BYTES + p.warp * WARP_BYTES;
   float *u_tile = (float*)(mine + WARP_U), *a_tile = (float*)(mine + WARP_A);
-  char *c_tile = mine + WARP_C, *du_tile = mine + WARP_DU, *ds_tile = mine + WARP_DS;
-  float4_ *delta_slots = (float4_*)(mine + WARP_DELTA) + p.lane, *r_slots = (float4_*)(mine + WARP_R) + p.lane;
-  uint4_* w_slots = (uint4_*)(mine + WARP_W) + p.lane;
+  char *du_tile = mine + WARP_DU, *ds_tile = mine + WARP_DS;
+  float4_* w_slots = (float4_*)(mine + WARP_W) + p.lane;
   char* operands = shared + STAGES * STAGE_BYTES + NW * WARP_BYTES;
 
   const i64 block = blockIdx.x, H = a.H, T = a.T;
@@ -80,11 +78,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   const i64 n = span.n, unit = n * H + head, at = (unit * J + p.j) * V + first + p.d;
   const i64 warp_unit = (head * VT + vt) * NW + p.warp, warp_units = H * VT * NW;
   const i64 chunks = (span.end - span.begin + C - 1) / C;
-  auto chunk_row = [&](i64 chunk) {
-    i64 row = a.bounds ? (span.begin + chunk * C) / C + n : n * ((T + C - 1) / C) + chunk;
-    return row * warp_units + warp_unit;
-  };
-
   float dW[2][KT][4], drho = 0.f, m = 0.f;  // m: adjoint of log r, from the token after
   if (a.dW_out) {
     load_state(dW, a.dW_out, unit, first, p);
@@ -124,35 +117,22 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LQ, (const char*)(a.query_logits + wide), token, mixture, valid);
     if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + narrow), H * V * sizeof(TB), 0, valid);
     if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + narrow), H * V * sizeof(TB), 0, valid);
-    if (DECAY == 2)
-      fetch<J, VB * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + wide), H * J * V * sizeof(TD), V * sizeof(TD), valid);
-    copy_commit();
-  };
-  auto fetch_errors = [&](i64 chunk) {
-    i64 row = chunk < 0 ? 0 : chunk_row(chunk) * 4 * 32 + p.lane;
+    fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + narrow), H * V * sizeof(TX), 0, valid);
+    const uint4_* c = a.kept_c + (chunk < 0 ? 0 : (chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit) * NS * 64 + p.lane);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      copy_async(delta_slots + i * 32, a.chunk_delta + row + i * 32, chunk >= 0);
-      if (KEY_GATE) copy_async(r_slots + i * 32, a.chunk_r + row + i * 32, chunk >= 0);
-    }
-    copy_commit();
-  };
-  auto fetch_W = [&](i64 chunk) {
-    i64 row = chunk < 0 ? 0 : chunk_row(chunk) * W_PIECES * 32 + p.lane;
-#pragma unroll
-    for (int i = 0; i < W_PIECES; i++) copy_async(w_slots + i * 32, a.chunk_W + row + i * 32, chunk >= 0);
+    for (int i = 0; i < NS * 2; i++)
+      copy_async(s + STAGE_C + (p.warp * NS + i / 2) * PAIR_PLANE + (i % 2 * 16 + p.lane / 2) * PAIR_ROW + p.lane % 2 * 16, c + i * 32, chunk >= 0);
     copy_commit();
   };
   if (STAGES == 2) fetch_stage((int)((chunks - 1) % STAGES), chunks - 1);
-  fetch_errors(chunks - 1);
-  fetch_W(chunks - 1);
 
+  float W[2][KT][4];  // where they fit into registers
   for (i64 chunk = chunks - 1; chunk >= 0; chunk--) {
     const i64 t0 = span.begin + chunk * C;
     const int valid = valid_of(chunk);
     char* s = shared + (int)(chunk % STAGES) * STAGE_BYTES;
     if constexpr (STAGES == 2) {
-      copy_wait<1>();
+      copy_wait<0>();
       sync_block();
       fetch_stage((int)((chunk + 1) % STAGES), chunk - 1);
     } else {
@@ -173,64 +153,69 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       k_tile = operands, q_tile = operands + NS * OPERAND_TILE;
     }
 
-    // What the forward found: errors, responsibilities, and c = β r δ.
-    float delta[C], r[C], beta[C], lk[C], gk[C], r_before = 1.f / J, rho_before = 1.f / J;
+    const i64 chunk_unit = chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit;
+    float r_before = 1.f / J, rho_before = 1.f / J;
+    if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
+    if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
+    if (chunk + 1 == chunks || (chunk + 1) * C % SEGMENT == 0) {
+      i64 row = segment_row(a.bounds, span, chunk * C / SEGMENT, T) * warp_units + warp_unit;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float4_ x = delta_slots[i * 32], y = {};
-      if (KEY_GATE) y = r_slots[i * 32];
+      for (int i = 0; i < 2 * KT; i++) {
+        float4_ w = a.kept_W[(row * 2 * KT + i) * 32 + p.lane];
+        if constexpr (W_SHARED) w_slots[i * 32] = w;
 #pragma unroll
-      for (int e = 0; e < 4; e++) delta[4 * i + e] = x.x[e], r[4 * i + e] = y.x[e];
+        for (int e = 0; e < 4; e++)
+          if constexpr (!W_SHARED) W[i / KT][i % KT][e] = w.x[e];
+      }
     }
-    fetch_errors(chunk - 1);
-    if (KEY_GATE) r_before = a.chunk_mix[chunk_row(chunk) * 64 + p.lane];
-    if (QUERY_GATE) rho_before = a.chunk_mix[chunk_row(chunk) * 64 + 32 + p.lane];
-    load_column<TB, J>(beta, s + STAGE_BETA, p);
-    load_column<TB, J>(lk, s + STAGE_LK, p);
-    if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
+    auto state_tile = [&](int i, int kt, float (&w)[4]) {
+      float4_ x = {};
+      if constexpr (W_SHARED) x = w_slots[(i * KT + kt) * 32];
 #pragma unroll
-    for (int t = 0; t < C; t++) {
-      if (DEAD && !p.alive) beta[t] = 0.f;
-      float z = log_prior(lk[t], p), y = -0.5f * LOG2E * delta[t] * delta[t];
-      if (KEY_GATE || !NORMALIZE) lk[t] = share(z);  // the prior itself
-      if (!KEY_GATE) r[t] = NORMALIZE ? share(z + y) : lk[t] * ex2(y);
-    }
-    {
-      float low[8], high[8];
-#pragma unroll
-      for (int i = 0; i < 8; i++) low[i] = beta[i] * delta[i] * r[i], high[i] = beta[8 + i] * delta[8 + i] * r[8 + i];
-      put_column(c_tile, p, 0, low), put_column(c_tile, p, 1, high);
-    }
-    sync_warp();
+      for (int e = 0; e < 4; e++) w[e] = W_SHARED ? x.x[e] : W[i][kt][e];
+    };
 
-    // E = k · dW, S = q · W + P c, and the Gram matrices.
-    float E[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
-    if constexpr (STAGES == 2) copy_wait<2>(); else copy_wait<1>();
+    // The state at the chunk's start. From it u = k · W + A c and S = q · W + P c, with the Gram matrices A and P.
+    const char* c_tile = s + STAGE_C + p.warp * NS * PAIR_PLANE;
+    A16 c_columns[2];
 #pragma unroll
-    for (int kk = 0; kk < KS / 2; kk++) {
-      B16 wb[4][2];
+    for (int i = 0; i < 2; i++) c_columns[i] = load_columns_operand(c_tile, PAIR_PLANE, i * 16, p.lane);
+    float U[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
+    {
+      A16 minus_c[2];
 #pragma unroll
-      for (int i = 0; i < NS; i++)
+      for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int nt = 0; nt < 4; nt++) {
-          uint4_ w = w_slots[((i * 4 + nt) * (KS / 2) + kk) * 32];
-          wb[nt][0].x[i][0] = w.x[0], wb[nt][0].x[i][1] = w.x[1], wb[nt][1].x[i][0] = w.x[2], wb[nt][1].x[i][1] = w.x[3];
-        }
+        for (int x = 0; x < NS; x++)
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int ks = 2 * kk + e;
+          for (int e = 0; e < 4; e++) minus_c[i].x[x][e] = c_columns[i].x[x][e] ^ 0x80008000u;
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++) {
         A16 kf = load_rows(k_tile, OPERAND_TILE, ROW, ks * 16, p.lane), qf = load_rows(q_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
+        B16 kb[2];
+        load_transposed(kb[0], kb[1], k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
         product(gram_a[0], kf, half_of(kf, 0)), product(gram_a[1], kf, half_of(kf, 1));
         product(gram_p[0], qf, half_of(kf, 0)), product(gram_p[1], qf, half_of(kf, 1));
 #pragma unroll
-        for (int nt = 0; nt < 4; nt++) {
-          B16 d;
-          Pair x = pack(dW[nt / 2][2 * ks][nt % 2 * 2], dW[nt / 2][2 * ks][nt % 2 * 2 + 1]);
-          Pair y = pack(dW[nt / 2][2 * ks + 1][nt % 2 * 2], dW[nt / 2][2 * ks + 1][nt % 2 * 2 + 1]);
+        for (int i = 0; i < 2; i++) {
+          float w[2][4];
 #pragma unroll
-          for (int i = 0; i < NS; i++) d.x[i][0] = x.x[i], d.x[i][1] = y.x[i];
-          product(E[nt], kf, d);
-          product(S[nt], qf, wb[nt][e]);
+          for (int h = 0; h < 2; h++) {
+            state_tile(i, 2 * ks + h, w[h]);
+            product(w[h], minus_c[i], kb[h]);
+            if constexpr (W_SHARED) w_slots[(i * KT + 2 * ks + h) * 32] = {w[h][0], w[h][1], w[h][2], w[h][3]};
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+              if constexpr (!W_SHARED) W[i][2 * ks + h][e] = w[h][e];
+          }
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            B16 wb;
+            Pair x = pack(w[0][2 * h], w[0][2 * h + 1]), y = pack(w[1][2 * h], w[1][2 * h + 1]);
+#pragma unroll
+            for (int e = 0; e < NS; e++) wb.x[e][0] = x.x[e], wb.x[e][1] = y.x[e];
+            product(U[2 * i + h], kf, wb), product(S[2 * i + h], qf, wb);
+          }
         }
       }
     }
@@ -248,15 +233,44 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     };
     *(float2_*)&a_tile[p.row * 8 + p.quad * 2] = {gram_a[0][0], gram_a[0][1]};
     *(float2_*)&a_tile[64 + p.row * 8 + p.quad * 2] = {gram_a[1][2], gram_a[1][3]};
-    masked(gram_p, 0);
+    const Pair cross = pack(gram_a[1][0], gram_a[1][1]);
+    masked(gram_a, 1), masked(gram_p, 0);
     {
-      A16 pf = as_rows(gram_p[0], gram_p[1]);
+      A16 af = as_rows(gram_a[0], gram_a[1]), pf = as_rows(gram_p[0], gram_p[1]);
 #pragma unroll
       for (int nt = 0; nt < 4; nt++) {
-        A16 c = load_columns_operand(c_tile, PAIR_PLANE, nt / 2 * 16, p.lane);
-        product(S[nt], pf, half_of(c, nt % 2));
+        product(U[nt], af, half_of(c_columns[nt / 2], nt % 2));
+        product(S[nt], pf, half_of(c_columns[nt / 2], nt % 2));
       }
     }
+    const A16 pt = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
+
+    // Errors and responsibilities, as the forward had them.
+    float delta[C], r[C], pi[C], gk[C];
+    to_lanes(U, 0, 0), to_lanes(U, 1, 8);
+    sync_warp();
+    load_column<TX, 1>(delta, s + STAGE_V, p);
+    load_column<TB, J>(pi, s + STAGE_LK, p);
+    if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
+    {
+      float last = r_before;
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        if (DEAD && !p.alive) delta[t] = 0.f;
+        delta[t] -= u_tile[t * U_ROW + p.column];
+        float z = log_prior(pi[t], p), y = -0.5f * LOG2E * delta[t] * delta[t];
+        if (KEY_GATE || !NORMALIZE) pi[t] = share(z);
+        if constexpr (KEY_GATE) {
+          float prior = max_nan((1.f - gk[t]) * last + gk[t] * pi[t], TINY);
+          last = NORMALIZE ? share(DEAD && !p.alive ? NEVER : lg2(prior) + y) : prior * ex2(y);
+          if (DEAD && !p.alive) last = 0.f;
+          r[t] = last;
+        } else {
+          r[t] = NORMALIZE ? share(z + y) : pi[t] * ex2(y);
+        }
+      }
+    }
+    sync_warp();
 
     // The query side: dρ and what follows from it, and dS = ρ do.
     A16 ds_tokens[2], ds_columns[2];
@@ -350,18 +364,36 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         ds_columns[i] = stacked(as_columns(S[2 * i]), as_columns(S[2 * i + 1]));
       }
     }
-    {
-      A16 pt = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
+    // E = k · dW + P^T dS
+    float E[4][4] = {};
 #pragma unroll
-      for (int nt = 0; nt < 4; nt++) product(E[nt], pt, half_of(ds_columns[nt / 2], nt % 2));
+    for (int ks = 0; ks < KS; ks++) {
+      A16 kf = load_rows(k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) {
+        B16 d;
+        Pair x = pack(dW[nt / 2][2 * ks][nt % 2 * 2], dW[nt / 2][2 * ks][nt % 2 * 2 + 1]);
+        Pair y = pack(dW[nt / 2][2 * ks + 1][nt % 2 * 2], dW[nt / 2][2 * ks + 1][nt % 2 * 2 + 1]);
+#pragma unroll
+        for (int i = 0; i < NS; i++) d.x[i][0] = x.x[i], d.x[i][1] = y.x[i];
+        product(E[nt], kf, d);
+      }
     }
+#pragma unroll
+    for (int nt = 0; nt < 4; nt++) product(E[nt], pt, half_of(ds_columns[nt / 2], nt % 2));
 
     // The substitution in reverse.
     if (KEY_GATE && chunk == chunks - 1) m *= r[C - 1];
+    float beta[C];
+    load_column<TB, J>(beta, s + STAGE_BETA, p);
+    if (DEAD && !p.alive)
+#pragma unroll
+      for (int t = 0; t < C; t++) beta[t] = 0.f;
+    sync_warp();
 #pragma unroll
     for (int half = 1; half >= 0; half--) {
       if (half == 0) {
-        Pair du[4], none = {}, cross = pack(gram_a[1][0], gram_a[1][1]);
+        Pair du[4], none = {};
         load_half(du, du_tile, 1, p.lane);
 #pragma unroll
         for (int nt = 0; nt < 4; nt++) {
@@ -396,19 +428,19 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           }
         put_gradient<TB, J>(s + STAGE_BETA, p, t, dbeta);
         if constexpr (KEY_GATE) {
-          float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t], pi = lk[t];
-          float inverse = rcp(max_nan((1.f - g) * last + g * pi, TINY));
-          float dg = over_mixtures(finite(dz * ((pi - last) * inverse)));
+          float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t];
+          float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
+          float dg = over_mixtures(finite(dz * ((pi[t] - last) * inverse)));
           put_gradient<TB, 1>(s + STAGE_GK, p, t, dg);
-          float dpi = g * pi * inverse * dz;
-          put_gradient<TB, J>(s + STAGE_LK, p, t, dpi - pi * over_mixtures(dpi));
+          float dpi = g * pi[t] * inverse * dz;
+          put_gradient<TB, J>(s + STAGE_LK, p, t, dpi - pi[t] * over_mixtures(dpi));
           if (t == 0 && chunk == 0) {
             m = finite(dz * ((1.f - g) * inverse));  // of the initial r itself
           } else {
             m = (1.f - g) * last * inverse * dz;
           }
         } else {
-          put_gradient<TB, J>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - lk[t] * over_mixtures(dz));
+          put_gradient<TB, J>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - pi[t] * over_mixtures(dz));
         }
       }
       put_column(du_tile, p, half, du);
@@ -439,15 +471,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     float* sums = (float*)mine;
     sync_warp();
 #pragma unroll
-    for (int kk = 0; kk < KS / 2; kk++) {
-      uint4_ w[NS][4];
-#pragma unroll
-      for (int i = 0; i < NS; i++)
-#pragma unroll
-        for (int nt = 0; nt < 4; nt++) w[i][nt] = w_slots[((i * 4 + nt) * (KS / 2) + kk) * 32];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int ks = 2 * kk + e;
+    for (int ks = 0; ks < KS; ks++) {
+      {
         B16 kb[2], qb[2];
         load_transposed(kb[0], kb[1], k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
         load_transposed(qb[0], qb[1], q_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
@@ -457,10 +482,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           float dq[4] = {}, dk[4] = {};
 #pragma unroll
           for (int i = 0; i < 2; i++) {
-            B16 wt;
-#pragma unroll
-            for (int x = 0; x < NS; x++)
-              wt.x[x][0] = transposed(w[x][2 * i].x[2 * e + h]), wt.x[x][1] = transposed(w[x][2 * i + 1].x[2 * e + h]);
+            float w[4];
+            state_tile(i, kt, w);
+            B16 wt = as_columns(w);
             product(dq, ds_tokens[i], wt);
             product(dk, du_tokens[i], wt);
             product(dk, c_tokens[i], as_columns(dW[i][kt]));
@@ -475,7 +499,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       }
     }
-    fetch_W(chunk - 1);
     sync_block();
 
     // Sums over the warps, and everything else that is complete, to memory.

@@ -1,5 +1,5 @@
-// The recurrence forward, chunk after chunk of 16 tokens; with EMIT, again from kept states, to give the backward the
-// state at the start of every chunk and every prediction error. Equations and names: ../../blocked/algorithm.py.
+// The recurrence forward, chunk after chunk of 16 tokens. For the backward it keeps what every token wrote, c, and the
+// state every SEGMENT tokens. Equations and names: ../../blocked/algorithm.py.
 #include "decay.cuh"
 
 constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query mix is made by the lanes that own the columns
@@ -29,11 +29,9 @@ struct Arguments {
   TX* out;
   float *W_out, *r_out, *rho_out;           // final state, or null
   float* stats;                             // [4][N, H, J, V]: sums of r, -r log r, rho, -rho log rho
-  float4_* kept_W;                          // states every SEGMENT tokens, in the order of registers
-  float* kept_mix;                          // r and rho there
-  uint4_* chunk_W;                          // with EMIT: states at the start of chunks, as operands
-  float4_ *chunk_delta, *chunk_r;           // errors, and responsibilities where they depend on those before
-  float* chunk_mix;                         // r and rho at the start of chunks
+  float4_* kept_W;                          // states at the ends of segments, in the order of registers, or null
+  uint4_* kept_c;                           // c of every chunk, as operands [32 columns, 16 tokens]
+  float* kept_mix;                          // r and rho at the start of every chunk
   i64 N, T, H;
 };
 
@@ -50,64 +48,25 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 
   const i64 block = blockIdx.x, H = a.H, T = a.T;
   const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;  // of the warp's output dims
-  const i64 head = block / VT % H, item = block / VT / H;
-  Span span;
-  i64 segment = 0;
-  if constexpr (!EMIT) {
-    span = sequence(a.bounds, item, T);
-  } else if (!a.bounds) {
-    i64 per = (T + SEGMENT - 1) / SEGMENT;
-    span = sequence(nullptr, item / per, T);
-    segment = item % per;
-  } else if (item < a.N) {
-    span = sequence(a.bounds, item, T);
-  } else {
-    // Segments after a sequence's first start at least SEGMENT tokens apart: at most one in each stretch of so many.
-    i64 from = (item - a.N + 1) * SEGMENT, low = 0, high = a.N;
-    if (from > T) return;
-    while (high - low > 1) {
-      i64 middle = (low + high) / 2;
-      if ((i64)a.bounds[middle] < from) low = middle; else high = middle;
-    }
-    span = sequence(a.bounds, low, T);
-    segment = (from - span.begin + SEGMENT - 1) / SEGMENT;
-    if (span.begin + segment * SEGMENT >= span.end) return;
-  }
-  const i64 n = span.n, unit = n * H + head, start = span.begin + segment * SEGMENT;
-  const i64 stop = EMIT && start + SEGMENT < span.end ? start + SEGMENT : span.end;
+  const i64 head = block / VT % H;
+  const Span span = sequence(a.bounds, block / VT / H, T);
+  const i64 n = span.n, unit = n * H + head, start = span.begin, stop = span.end;
   const i64 warp_unit = (head * VT + vt) * NW + p.warp, warp_units = H * VT * NW;
 
-  auto kept_row = [&](i64 i) {
-    return a.bounds ? (span.begin + i * SEGMENT) / SEGMENT - 1 : n * ((T - 1) / SEGMENT) + i - 1;
-  };
   float W[2][KT][4], r = 1.f / J, rho = 1.f / J;
-  if (EMIT && segment > 0) {
-    i64 row = kept_row(segment) * warp_units + warp_unit;
+  if (a.W) {
+    load_state(W, a.W, unit, first, p);
+  } else {
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
-      for (int kt = 0; kt < KT; kt++) {
-        float4_ w = a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane];
+      for (int kt = 0; kt < KT; kt++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) W[m][kt][i] = w.x[i];
-      }
-    if (KEY_GATE) r = a.kept_mix[(row * 2) * 32 + p.lane];
-    if (QUERY_GATE) rho = a.kept_mix[(row * 2 + 1) * 32 + p.lane];
-  } else {
-    if (a.W) {
-      load_state(W, a.W, unit, first, p);
-    } else {
-#pragma unroll
-      for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int kt = 0; kt < KT; kt++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
-    }
-    i64 at = (unit * J + p.j) * V + first + p.d;
-    if (a.r && p.alive) r = a.r[at];
-    if (a.rho && p.alive) rho = a.rho[at];
+        for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
   }
+  const i64 at = (unit * J + p.j) * V + first + p.d;
+  if (a.r && p.alive) r = a.r[at];
+  if (a.rho && p.alive) rho = a.rho[at];
   if (DEAD && !p.alive) r = rho = 0.f;
 
   if constexpr (K_PADDED)  // the key dims that are not there
@@ -123,10 +82,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + row * V + vt * VB), H * V * sizeof(TX), 0, valid);
     fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_BETA, (const char*)(a.beta + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
     fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LK, (const char*)(a.key_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
-    if (!EMIT || BY_KEY)
-      fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_Q, (const char*)(a.q + row * K), H * K * sizeof(TX), 0, valid);
-    if (!EMIT || QUERY_GATE)
-      fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LQ, (const char*)(a.query_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
+    fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_Q, (const char*)(a.q + row * K), H * K * sizeof(TX), 0, valid);
+    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LQ, (const char*)(a.query_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
     i64 gate = row * V + vt * VB;
     if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + gate), H * V * sizeof(TB), 0, valid);
     if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + gate), H * V * sizeof(TB), 0, valid);
@@ -168,16 +125,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
       k_tile = operands, q_tile = operands + NS * OPERAND_TILE;
     }
 
-    // The state at the chunk's start.
-    if (!EMIT && a.kept_W && chunk > 0 && (t0 - span.begin) % SEGMENT == 0) {
-      i64 row = kept_row((t0 - span.begin) / SEGMENT) * warp_units + warp_unit;
-#pragma unroll
-      for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int kt = 0; kt < KT; kt++)
-          a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
-      if (KEY_GATE) a.kept_mix[(row * 2) * 32 + p.lane] = r;
-      if (QUERY_GATE) a.kept_mix[(row * 2 + 1) * 32 + p.lane] = rho;
+    const i64 chunk_unit = chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit;
+    if ((KEY_GATE || QUERY_GATE) && a.kept_c) {
+      a.kept_mix[chunk_unit * 64 + p.lane] = r;
+      a.kept_mix[chunk_unit * 64 + 32 + p.lane] = rho;
     }
     B16 wb[4][KS];
 #pragma unroll
@@ -190,20 +141,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 #pragma unroll
           for (int i = 0; i < NS; i++) wb[2 * m + h][kt / 2].x[i][kt % 2] = y.x[i];
         }
-    const i64 chunk_row = EMIT ? ((a.bounds ? t0 / C + n : n * ((T + C - 1) / C) + (t0 - span.begin) / C) * warp_units + warp_unit) : 0;
-    if constexpr (EMIT) {
-#pragma unroll
-      for (int i = 0; i < NS; i++)
-#pragma unroll
-        for (int nt = 0; nt < 4; nt++)
-#pragma unroll
-          for (int kk = 0; kk < KS / 2; kk++)
-            a.chunk_W[(((chunk_row * NS + i) * 4 + nt) * (KS / 2) + kk) * 32 + p.lane] = {
-                wb[nt][2 * kk].x[i][0], wb[nt][2 * kk].x[i][1], wb[nt][2 * kk + 1].x[i][0], wb[nt][2 * kk + 1].x[i][1]};
-      if (KEY_GATE) a.chunk_mix[chunk_row * 64 + p.lane] = r;
-      if (QUERY_GATE) a.chunk_mix[chunk_row * 64 + 32 + p.lane] = rho;
-    }
-
     // What the state at the start gives: u = (Γ k) · W and S = (Γ q) · W. Gram matrices A and P.
     float u[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
 #pragma unroll
@@ -218,7 +155,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
         for (int nt = 0; nt < 4; nt++)
           if (group_of(nt) == g) product(u[nt], kf, wb[nt][ks]);
         if constexpr (!BY_KEY) product(gram_a[0], kf, half_of(kf, 0)), product(gram_a[1], kf, half_of(kf, 1));
-        if constexpr (!EMIT) {
+        {
           A16 qf = load_rows(queries, OPERAND_TILE, row, ks * 16, p.lane);
 #pragma unroll
           for (int nt = 0; nt < 4; nt++)
@@ -264,7 +201,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
       return r;
     };
     float mix[C];
-    if constexpr (LANE_MIX && (!EMIT || QUERY_GATE)) {
+    if constexpr (LANE_MIX) {
       float lq[C], gq[C];
       load_column<TB, J>(lq, s + STAGE_LQ, p);
       if (QUERY_GATE) load_column<TB, 1>(gq, s + STAGE_GQ, p);
@@ -320,7 +257,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
           for (int i = 0; i < t; i++) w[i] *= alpha[t];
         }
         w[t] = beta[t] * rs[t] * x;
-        if constexpr (!EMIT) {
+        {
           float read = gamma * qs[t];
 #pragma unroll
           for (int i = 0; i <= t; i++) read += a_tile[C * C + t * C + i] * w[i];
@@ -397,18 +334,15 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
         sync_warp();
       }
     }
-    if constexpr (EMIT) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        a.chunk_delta[(chunk_row * 4 + i) * 32 + p.lane] = {delta[4 * i], delta[4 * i + 1], delta[4 * i + 2], delta[4 * i + 3]};
-        if (KEY_GATE) a.chunk_r[(chunk_row * 4 + i) * 32 + p.lane] = {rs[4 * i], rs[4 * i + 1], rs[4 * i + 2], rs[4 * i + 3]};
-      }
-    }
-
     // The state at the chunk's end: W = Γ W + Σ c ⊗ Γ k, and what the chunk wrote, read by its queries: S += P c.
     A16 ca[2];
 #pragma unroll
     for (int m = 0; m < 2; m++) ca[m] = load_columns_operand(c_tile, PAIR_PLANE, m * 16, p.lane);
+    if (a.kept_c)
+#pragma unroll
+      for (int i = 0; i < NS * 2; i++)  // the tile's rows, without their padding
+        a.kept_c[(chunk_unit * NS * 2 + i) * 32 + p.lane] =
+            *(const uint4_*)(c_tile + i / 2 * PAIR_PLANE + (i % 2 * 16 + p.lane / 2) * PAIR_ROW + p.lane % 2 * 16);
     if constexpr (BY_KEY) {
 #pragma unroll
       for (int m = 0; m < 2; m++)
@@ -436,7 +370,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
         }
       }
     }
-    if constexpr (!EMIT && !BY_COLUMN) {
+    if constexpr (!BY_COLUMN) {
       A16 pf;
       if constexpr (!BY_KEY) {
 #pragma unroll
@@ -507,18 +441,25 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
       if constexpr (LANE_MIX) sync_warp();
     }
     if constexpr (BY_COLUMN) sync_warp();
+    if (a.kept_W && ((chunk + 1) * C % SEGMENT == 0 || chunk + 1 == chunks)) {
+      i64 row = segment_row(a.bounds, span, chunk * C / SEGMENT, T) * warp_units + warp_unit;
+#pragma unroll
+      for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int kt = 0; kt < KT; kt++)
+          a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
+    }
   }
   copy_wait<0>();
 
-  if constexpr (!EMIT) {
+  {
     if (a.W_out) {
       store_state(a.W_out, W, unit, first, p);
-      i64 at = (unit * J + p.j) * V + first + p.d;
       if (a.r_out && p.alive) a.r_out[at] = r;
       if (a.rho_out && p.alive) a.rho_out[at] = rho;
     }
     if (STATS && p.alive) {
-      i64 at = (unit * J + p.j) * V + first + p.d, all = a.N * H * J * V;
+      i64 all = a.N * H * J * V;
       a.stats[at] = used_k, a.stats[all + at] = spread_k, a.stats[2 * all + at] = used_q, a.stats[3 * all + at] = spread_q;
     }
   }

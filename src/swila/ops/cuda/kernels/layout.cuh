@@ -254,6 +254,15 @@ DEVICE Span sequence(const INDEX* bounds, i64 n, i64 T) {
   return {n, n * T, n * T + T};
 }
 
+// Rows of what is kept: one per chunk of 16 tokens, one per segment. In packed sequences, whose bounds fall anywhere, a row
+// is numbered by its first token and its sequence, which no two share.
+DEVICE i64 chunk_row(const INDEX* bounds, const Span& span, i64 chunk, i64 T) {
+  return bounds ? (span.begin + chunk * C) / C + span.n : span.n * ((T + C - 1) / C) + chunk;
+}
+DEVICE i64 segment_row(const INDEX* bounds, const Span& span, i64 segment, i64 T) {
+  return bounds ? (span.begin + segment * SEGMENT) / SEGMENT + span.n : span.n * ((T + SEGMENT - 1) / SEGMENT) + segment;
+}
+
 // The state of 32 columns as accumulators of W^T: [16 columns] x [8 key dims] x 4.
 DEVICE void load_state(float (&W)[2][KT][4], const float* from, i64 unit, int first, const Place& p) {
 #pragma unroll
