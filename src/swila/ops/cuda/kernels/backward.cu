@@ -250,16 +250,16 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     to_lanes(U, 0, 0), to_lanes(U, 1, 8);
     sync_warp();
     load_column<TX, 1>(delta, s + STAGE_V, p);
-    load_column<TB, J>(pi, s + STAGE_LK, p);
+#pragma unroll
+    for (int t = 0; t < C; t++) delta[t] = (DEAD && !p.alive ? 0.f : delta[t]) - u_tile[t * U_ROW + p.column];
+    sync_warp();
+    if constexpr (KEY_GATE || !NORMALIZE) load_prior(pi, s + STAGE_LK, u_tile, p); else load_column<TB, J>(pi, s + STAGE_LK, p);
     if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
     {
       float last = r_before;
 #pragma unroll
       for (int t = 0; t < C; t++) {
-        if (DEAD && !p.alive) delta[t] = 0.f;
-        delta[t] -= u_tile[t * U_ROW + p.column];
         float z = log_prior(pi[t], p), y = -0.5f * LOG2E * delta[t] * delta[t];
-        if (KEY_GATE || !NORMALIZE) pi[t] = share(z);
         if constexpr (KEY_GATE) {
           float prior = max_nan((1.f - gk[t]) * last + gk[t] * pi[t], TINY);
           last = NORMALIZE ? share(DEAD && !p.alive ? NEVER : lg2(prior) + y) : prior * ex2(y);
@@ -270,7 +270,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       }
     }
-    sync_warp();
 
     // The query side: dρ and what follows from it, and dS = ρ do.
     A16 ds_tokens[2], ds_columns[2];
@@ -278,14 +277,16 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       to_lanes(S, 0, 0), to_lanes(S, 1, 8);
       sync_warp();
       float lq[C], gq[C], dout[C], mix[C], rho = rho_before;
-      load_column<TB, J>(lq, s + STAGE_LQ, p);
       load_column<TX, 1>(dout, s + STAGE_O, p);
       if (QUERY_GATE) load_column<TB, 1>(gq, s + STAGE_GQ, p);
+      float read[C];
+#pragma unroll
+      for (int t = 0; t < C; t++) read[t] = u_tile[t * U_ROW + p.column];
       sync_warp();
+      load_prior(lq, s + STAGE_LQ, u_tile, p);
 #pragma unroll
       for (int t = 0; t < C; t++) {
-        lq[t] = share(log_prior(lq[t], p));
-        if (DEAD && !p.alive) lq[t] = 0.f, dout[t] = 0.f;
+        if (DEAD && !p.alive) dout[t] = 0.f;
         rho = QUERY_GATE ? (1.f - gq[t]) * rho + gq[t] * lq[t] : lq[t];
         mix[t] = rho;
       }
@@ -295,7 +296,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       put_column(ds_tile, p, 0, low), put_column(ds_tile, p, 1, high);
 #pragma unroll
       for (int t = C - 1; t >= 0; t--) {
-        float back = dout[t] * u_tile[t * U_ROW + p.column];
+        float back = dout[t] * read[t];
         if (STATS && t < valid) back += dusage_q - (LN2 * lg2(max_nan(mix[t], TINY)) + 1.f) * dspread_q;
         if (DEAD && !p.alive) back = 0.f;
         if constexpr (QUERY_GATE) {
@@ -314,44 +315,21 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         ds_columns[i] = load_columns_operand(ds_tile, PAIR_PLANE, i * 16, p.lane);
       }
     } else {
-      constexpr int DB = DPW >= 8 ? DPW / 8 : 1, JT = 4 / DB;  // blocks of output dims, tiles of mixtures
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int b = 0; b < DB; b++) {
           const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-          float x[JT], y[JT], most0 = NEVER, most1 = NEVER, sum0 = 0.f, sum1 = 0.f, o0 = 0.f, o1 = 0.f, do0 = 0.f, do1 = 0.f;
+          float x[JT], y[JT], o0 = 0.f, o1 = 0.f, do0 = 0.f, do1 = 0.f;
           if (V >= DPW || d < V) load2((const TX*)(s + STAGE_O + t * V_ROW) + p.warp * DPW + d, do0, do1);
+          if constexpr (J == 1) x[0] = y[0] = 1.f; else prior_of(x, y, s + STAGE_LQ, t, b, p);
+#pragma unroll
+          for (int i = 0; i < JT; i++) o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
+          o0 = over_tile(o0), o1 = over_tile(o1);
 #pragma unroll
           for (int i = 0; i < JT; i++) {
             int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
-            x[i] = y[i] = NEVER;
-            if (j < J && J > 1) {
-              load2((const TB*)(s + STAGE_LQ + (t * J + j) * B_ROW) + p.warp * DPW + d, x[i], y[i]);
-              x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
-            }
-            most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
-          }
-#pragma unroll
-          for (int q = DPW / 2; q > 0 && q < 4; q *= 2)
-            most0 = max_nan(most0, shfl_xor(most0, q)), most1 = max_nan(most1, shfl_xor(most1, q));
-#pragma unroll
-          for (int i = 0; i < JT; i++) {
-            x[i] = ex2(x[i] - most0), y[i] = ex2(y[i] - most1);
-            sum0 += x[i], sum1 += y[i];
-            o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
-          }
-#pragma unroll
-          for (int q = DPW / 2; q > 0 && q < 4; q *= 2) {
-            sum0 += shfl_xor(sum0, q), sum1 += shfl_xor(sum1, q);
-            o0 += shfl_xor(o0, q), o1 += shfl_xor(o1, q);
-          }
-          sum0 = rcp(sum0), sum1 = rcp(sum1);
-          o0 *= sum0, o1 *= sum1;
-#pragma unroll
-          for (int i = 0; i < JT; i++) {
-            int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
-            float dS0 = x[i] * sum0 * do0, dS1 = y[i] * sum1 * do1;
+            float dS0 = x[i] * do0, dS1 = y[i] * do1;
             if (j < J && (V >= DPW || d < V))
               store2((TB*)(s + STAGE_LQ + (t * J + j) * B_ROW) + p.warp * DPW + d,
                      J == 1 ? 0.f : dS0 * (S[i * DB + b][2 * h] - o0), J == 1 ? 0.f : dS1 * (S[i * DB + b][2 * h + 1] - o1));
@@ -404,47 +382,61 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       }
       to_lanes(E, half, 0);
       sync_warp();
-      float e[8], du[8];
+      // dz = x - r Σ x with x = β r δ e + more, and du = δ dz - β r e: of these only Σ x waits for the token after.
+      float e[8], du[8], dz[8], stay[8], extra[8];
 #pragma unroll
-      for (int i = 0; i < 8; i++) e[i] = u_tile[i * U_ROW + p.column];
+      for (int i = 0; i < 8; i++) {
+        const int t = half * 8 + i;
+        e[i] = u_tile[i * U_ROW + p.column];
+        extra[i] = STATS && t < valid ? r[t] * (dusage_k - (LN2 * lg2(max_nan(r[t], TINY)) + 1.f) * dspread_k) : 0.f;
+        if constexpr (KEY_GATE) {
+          float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before;
+          float inverse = rcp(max_nan((1.f - gk[t]) * last + gk[t] * pi[t], TINY));
+          stay[i] = (1.f - gk[t]) * last * inverse;
+        }
+      }
 #pragma unroll
       for (int i = 7; i >= 0; i--) {
         const int t = half * 8 + i;
-        float er = e[i] * beta[t] * r[t], dz = er * delta[t];
-        float dbeta = e[i] * r[t] * delta[t];
-        if (STATS && t < valid) dz += r[t] * (dusage_k - (LN2 * lg2(max_nan(r[t], TINY)) + 1.f) * dspread_k);
-        if (KEY_GATE) dz += m;
-        if (NORMALIZE) dz -= r[t] * over_mixtures(dz);
-        if (DEAD && !p.alive) dz = 0.f;
-        du[i] = delta[t] * dz - er;
-        put_gradient<TX, 1>(s + STAGE_O, p, t, -over_mixtures(du[i]));  // dv; in full precision, for its terms cancel
+        const float br = beta[t] * r[t], rd = r[t] * delta[t];
+        float x = br * delta[t] * e[i];
+        if (STATS || KEY_GATE) x += KEY_GATE ? extra[i] + m : extra[i];
+        float part = delta[t] * x - br * e[i];
+        if constexpr (NORMALIZE) {
+          float sum = over_mixtures(x);
+          du[i] = part - rd * sum, dz[i] = x - r[t] * sum;
+        } else {
+          du[i] = part, dz[i] = x;
+        }
+        if (DEAD && !p.alive) du[i] = 0.f, dz[i] = 0.f;
+        if (KEY_GATE) m = stay[i] * dz[i];
 #pragma unroll
         for (int i4 = 0; i4 < 2; i4++)
           if (i4 * 4 < i) {
             float4_ row = *(const float4_*)&a_tile[half * 64 + i * 8 + i4 * 4];
 #pragma unroll
-            for (int x = 0; x < 4; x++)
-              if (i4 * 4 + x < i) e[i4 * 4 + x] += row.x[x] * du[i];
+            for (int y = 0; y < 4; y++)
+              if (i4 * 4 + y < i) e[i4 * 4 + y] += row.x[y] * du[i];
           }
-        put_gradient<TB, J>(s + STAGE_BETA, p, t, dbeta);
-        if constexpr (KEY_GATE) {
-          float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t];
-          float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
-          float dg = over_mixtures(finite(dz * ((pi[t] - last) * inverse)));
-          put_gradient<TB, 1>(s + STAGE_GK, p, t, dg);
-          float dpi = g * pi[t] * inverse * dz;
-          put_gradient<TB, J>(s + STAGE_LK, p, t, dpi - pi[t] * over_mixtures(dpi));
-          if (t == 0 && chunk == 0) {
-            m = finite(dz * ((1.f - g) * inverse));  // of the initial r itself
-          } else {
-            m = (1.f - g) * last * inverse * dz;
-          }
-        } else {
-          put_gradient<TB, J>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - pi[t] * over_mixtures(dz));
-        }
       }
       put_column(du_tile, p, half, du);
       sync_warp();
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const int t = half * 8 + i;
+        put_gradient<TB, J>(s + STAGE_BETA, p, t, e[i] * r[t] * delta[t]);
+        put_gradient<TX, 1>(s + STAGE_O, p, t, -over_mixtures(du[i]));  // dv; in full precision, for its terms cancel
+        if constexpr (KEY_GATE) {
+          float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t];
+          float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
+          put_gradient<TB, 1>(s + STAGE_GK, p, t, over_mixtures(finite(dz[i] * ((pi[t] - last) * inverse))));
+          float dpi = g * pi[t] * inverse * dz[i];
+          put_gradient<TB, J>(s + STAGE_LK, p, t, dpi - pi[t] * over_mixtures(dpi));
+          if (t == 0 && chunk == 0) m = finite(dz[i] * ((1.f - g) * inverse));  // of the initial r itself
+        } else {
+          put_gradient<TB, J>(s + STAGE_LK, p, t, NORMALIZE ? dz[i] : dz[i] - pi[t] * over_mixtures(dz[i]));
+        }
+      }
     }
 
     A16 c_tokens[2], du_tokens[2], du_columns[2];

@@ -174,48 +174,50 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     float v[C], beta[C], lk[C], gk[C];
     load_column<TX, 1>(v, s + STAGE_V, p);
     load_column<TB, J>(beta, s + STAGE_BETA, p);
-    load_column<TB, J>(lk, s + STAGE_LK, p);
     if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
+    if constexpr (KEY_GATE || !NORMALIZE) {
+      load_prior(lk, s + STAGE_LK, u_tile, p);  // the prior itself
+    } else {
+      load_column<TB, J>(lk, s + STAGE_LK, p);
+#pragma unroll
+      for (int t = 0; t < C; t++) lk[t] = log_prior(lk[t], p);
+    }
 #pragma unroll
     for (int t = 0; t < C; t++) {
-      lk[t] = log_prior(lk[t], p);
-      if (KEY_GATE || !NORMALIZE) lk[t] = share(lk[t]);  // the prior itself
+      if (KEY_GATE) lk[t] *= gk[t], gk[t] = 1.f - gk[t];
       if (DEAD && !p.alive) beta[t] = 0.f, v[t] = 0.f;
+      v[t] *= SCALE;
     }
-    // Responsibility for the error x at token t; updates r.
+    // Responsibility for the scaled error x at token t; updates r.
     auto respond = [&](float x, int t) {
-      float y = -0.5f * LOG2E * x * x;
       if constexpr (KEY_GATE) {
-        float prior = max_nan((1.f - gk[t]) * r + gk[t] * lk[t], TINY);
+        float prior = max_nan(gk[t] * r + lk[t], TINY);
         if constexpr (NORMALIZE) {
-          float z = lg2(prior) + y;
+          float z = lg2(prior) - x * x;
           r = share(DEAD && !p.alive ? NEVER : z);
         } else {
-          r = prior * ex2(y);
+          r = prior * ex2(-x * x);
         }
         if (DEAD && !p.alive) r = 0.f;
       } else {
-        r = NORMALIZE ? share(lk[t] + y) : lk[t] * ex2(y);
+        r = NORMALIZE ? share(lk[t] - x * x) : lk[t] * ex2(-x * x);
       }
       if (STATS && t < valid) used_k += r, spread_k -= r * LN2 * lg2(max_nan(r, TINY));
       return r;
     };
     float mix[C];
     if constexpr (LANE_MIX) {
-      float lq[C], gq[C];
-      load_column<TB, J>(lq, s + STAGE_LQ, p);
+      float gq[C];
+      load_prior(mix, s + STAGE_LQ, u_tile, p);
       if (QUERY_GATE) load_column<TB, 1>(gq, s + STAGE_GQ, p);
 #pragma unroll
       for (int t = 0; t < C; t++) {
-        float pi = share(log_prior(lq[t], p));
-        if (DEAD && !p.alive) pi = 0.f;
-        rho = QUERY_GATE ? (1.f - gq[t]) * rho + gq[t] * pi : pi;
+        rho = QUERY_GATE ? (1.f - gq[t]) * rho + gq[t] * mix[t] : mix[t];
         mix[t] = rho;
         if (STATS && t < valid) used_q += rho, spread_q -= rho * LN2 * lg2(max_nan(rho, TINY));
       }
     }
 
-    float delta[C], rs[C];
     if constexpr (BY_COLUMN) {
       float ku[C], qs[C], alpha[C], w[C], gamma = 1.f;
       to_lanes(u, 0, 0), to_lanes(u, 1, 8);
@@ -247,16 +249,17 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 #pragma unroll
           for (int i = 0; i < t; i++) w[i] *= alpha[t];
         }
-        float x = v[t] - gamma * ku[t];
+        float u = gamma * ku[t];
 #pragma unroll
-        for (int i = 0; i < t; i++) x -= a_tile[t * C + i] * w[i];
-        delta[t] = x, rs[t] = respond(x, t);
+        for (int i = 0; i < t; i++) u += a_tile[t * C + i] * w[i];
+        float x = v[t] - SCALE * u;
+        respond(x, t);
         if (POST) {
           gamma *= alpha[t];
 #pragma unroll
           for (int i = 0; i < t; i++) w[i] *= alpha[t];
         }
-        w[t] = beta[t] * rs[t] * x;
+        w[t] = UNSCALE * beta[t] * x * r;
         {
           float read = gamma * qs[t];
 #pragma unroll
@@ -315,12 +318,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
         sync_warp();
         float x[8], c[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) x[i] = v[half * 8 + i] - u_tile[i * U_ROW + p.column];
+        for (int i = 0; i < 8; i++) x[i] = v[half * 8 + i] - SCALE * u_tile[i * U_ROW + p.column];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
           const int t = half * 8 + i;
-          delta[t] = x[i], rs[t] = respond(x[i], t);
-          c[i] = beta[t] * x[i] * rs[t];
+          float write = beta[t] * x[i];
+          c[i] = write * respond(x[i], t);
 #pragma unroll
           for (int i4 = 0; i4 < 2; i4++)
             if (i4 * 4 + 3 > i) {
@@ -330,6 +333,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
                 if (i4 * 4 + e > i) x[i4 * 4 + e] -= row.x[e] * c[i];
             }
         }
+#pragma unroll
+        for (int i = 0; i < 8; i++) c[i] *= UNSCALE;
         put_column(c_tile, p, half, c);
         sync_warp();
       }
@@ -387,7 +392,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
         product(S[nt], pf, half_of(ca[nt / 2], nt % 2));
       }
       // o = Σ_j ρ_j S_j: tiles hold pairs of output dims of one mixture, so most of the sum is within a lane.
-      constexpr int DB = DPW >= 8 ? DPW / 8 : 1, JT = 4 / DB;  // blocks of output dims, tiles of mixtures
       if constexpr (LANE_MIX) {
 #pragma unroll
         for (int t = 0; t < C; t++) u_tile[t * U_ROW + p.column] = mix[t];
@@ -397,44 +401,22 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int b = 0; b < DB; b++) {
-          const int t = p.row + h * 8;
+          const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
           float x[JT], y[JT], o0 = 0.f, o1 = 0.f;
-          const int d = (b * 8 + p.quad * 2) % DPW;
           if constexpr (LANE_MIX) {
 #pragma unroll
             for (int i = 0; i < JT; i++) {
               float2_ m = *(const float2_*)&u_tile[t * U_ROW + (i * DB + b) * 8 + p.quad * 2];
-              o0 += m.x[0] * S[i * DB + b][2 * h], o1 += m.x[1] * S[i * DB + b][2 * h + 1];
+              x[i] = m.x[0], y[i] = m.x[1];
             }
           } else if constexpr (J == 1) {
-            o0 = S[b][2 * h], o1 = S[b][2 * h + 1];
+            x[0] = y[0] = 1.f;
           } else {
-            float most0 = NEVER, most1 = NEVER, sum0 = 0.f, sum1 = 0.f;
-#pragma unroll
-            for (int i = 0; i < JT; i++) {
-              int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
-              x[i] = y[i] = NEVER;
-              if (j < J) {
-                load2((const TB*)(s + STAGE_LQ + (t * J + j) * B_ROW) + p.warp * DPW + d, x[i], y[i]);
-                x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
-              }
-              most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
-            }
-#pragma unroll
-            for (int m = DPW / 2; m > 0 && m < 4; m *= 2)
-              most0 = max_nan(most0, shfl_xor(most0, m)), most1 = max_nan(most1, shfl_xor(most1, m));
-#pragma unroll
-            for (int i = 0; i < JT; i++) {
-              x[i] = ex2(x[i] - most0), y[i] = ex2(y[i] - most1);
-              sum0 += x[i], sum1 += y[i];
-              o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
-            }
-#pragma unroll
-            for (int m = DPW / 2; m > 0 && m < 4; m *= 2) sum0 += shfl_xor(sum0, m), sum1 += shfl_xor(sum1, m);
-            o0 *= rcp(sum0), o1 *= rcp(sum1);
+            prior_of(x, y, s + STAGE_LQ, t, b, p);
           }
 #pragma unroll
-          for (int m = DPW / 2; m > 0 && m < 4; m *= 2) o0 += shfl_xor(o0, m), o1 += shfl_xor(o1, m);
+          for (int i = 0; i < JT; i++) o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
+          o0 = over_tile(o0), o1 = over_tile(o1);
           if (t < valid && p.quad * 2 < DPW && (V >= DPW || d < V))
             store2(a.out + ((t0 + t) * H + head) * V + first + d, o0, o1);
         }

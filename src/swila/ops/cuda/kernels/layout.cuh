@@ -216,13 +216,12 @@ template <int R, int BYTES, int ROW> DEVICE void fetch(char* tile, const char* f
 // This lane's part of the softmax over mixtures, of logarithms to base 2.
 DEVICE float share(float z) {
   if constexpr (JP == 1) return 1.f;
-  float sum = 1.f;
-  if constexpr (JP <= 4) {
-#pragma unroll
-    for (int m = 1; m < JP; m++) sum += ex2(shfl_xor(z, m) - z);
-    return rcp(sum);
+  if constexpr (JP == 2) return rcp(1.f + ex2(shfl_xor(z, 1) - z));
+  if constexpr (JP == 4) {
+    float x = shfl_xor(z, 1), y = shfl_xor(z, 2), w = shfl_xor(z, 3);
+    return rcp((1.f + ex2(x - z)) + (ex2(y - z) + ex2(w - z)));
   } else {
-    float most = z;
+    float sum, most = z;
 #pragma unroll
     for (int m = 1; m < JP; m *= 2) most = max_nan(most, shfl_xor(most, m));
     float mine = ex2(z - most);
@@ -233,6 +232,10 @@ DEVICE float share(float z) {
   }
 }
 DEVICE float over_mixtures(float x) {
+  if constexpr (JP == 4) {
+    float y = shfl_xor(x, 1), z = shfl_xor(x, 2), w = shfl_xor(x, 3);
+    return (x + y) + (z + w);
+  }
 #pragma unroll
   for (int m = 1; m < JP; m *= 2) x += shfl_xor(x, m);
   return x;
@@ -244,6 +247,66 @@ DEVICE float log_prior(float logit, const Place& p) {
 }
 
 constexpr bool K_PADDED = KP != K;
+// Errors are carried times this, so that log2 of their likelihood is minus their square.
+constexpr float SCALE = 0.84932180f, UNSCALE = 1.17741002f;
+
+// The softmax over mixtures of a tile of logits [token, J] rows for all 16 tokens, into a tile [token, column] of floats.
+// A lane has all mixtures of two output dims, so that it needs an exponential per column and few shuffles.
+constexpr int DB = DPW >= 8 ? DPW / 8 : 1, JT = 4 / DB;  // blocks of 8 output dims in a warp, tiles that share one
+DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, int b, const Place& p) {
+  const int d = (b * 8 + p.quad * 2) % DPW;
+  float most0 = NEVER, most1 = NEVER, sum0 = 0.f, sum1 = 0.f;
+#pragma unroll
+  for (int i = 0; i < JT; i++) {
+    int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
+    x[i] = y[i] = NEVER;
+    if (j < J && (V >= DPW || d < V)) {
+      load2((const TB*)(logits + (t * J + j) * B_ROW) + p.warp * DPW + d, x[i], y[i]);
+      x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
+    }
+    most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
+  }
+#pragma unroll
+  for (int m = DPW / 2; m > 0 && m < 4; m *= 2)
+    most0 = max_nan(most0, shfl_xor(most0, m)), most1 = max_nan(most1, shfl_xor(most1, m));
+#pragma unroll
+  for (int i = 0; i < JT; i++) {
+    x[i] = ex2(x[i] - most0), y[i] = ex2(y[i] - most1);
+    sum0 += x[i], sum1 += y[i];
+  }
+#pragma unroll
+  for (int m = DPW / 2; m > 0 && m < 4; m *= 2) sum0 += shfl_xor(sum0, m), sum1 += shfl_xor(sum1, m);
+  sum0 = rcp(sum0), sum1 = rcp(sum1);
+#pragma unroll
+  for (int i = 0; i < JT; i++) x[i] *= sum0, y[i] *= sum1;
+}
+// The same for all 16 tokens of a lane's column; `tile` is for the exchange.
+DEVICE void load_prior(float (&pi)[C], const char* logits, float* tile, const Place& p) {
+  if constexpr (J == 1) {
+#pragma unroll
+    for (int t = 0; t < C; t++) pi[t] = 1.f;
+    return;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+#pragma unroll
+    for (int b = 0; b < DB; b++) {
+      float x[JT], y[JT];
+      prior_of(x, y, logits, p.row + h * 8, b, p);
+#pragma unroll
+      for (int i = 0; i < JT; i++) *(float2_*)&tile[(p.row + h * 8) * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[i], y[i]};
+    }
+  sync_warp();
+#pragma unroll
+  for (int t = 0; t < C; t++) pi[t] = DEAD && !p.alive ? 0.f : tile[t * U_ROW + p.column];
+  sync_warp();
+}
+// Sum over the lanes that have the other mixtures of this lane's output dims in such a tile.
+DEVICE float over_tile(float x) {
+#pragma unroll
+  for (int m = DPW / 2; m > 0 && m < 4; m *= 2) x += shfl_xor(x, m);
+  return x;
+}
 
 // Which tokens of which sequence a block works on.
 struct Span {
