@@ -42,16 +42,23 @@ class Emulator:
     def __init__(self, order: int = 0, warps: int = 8, limit: int = SHARED_LIMIT) -> None:
         self.order, self.warps, self.limit = order, warps, limit
 
+    def _built(self, kernel: str, spec: Specialization, flags: dict[str, int]) -> tuple[ctypes.CDLL, int]:
+        warps = min(self.warps, spec.layout.warps)
+        while True:
+            defines = spec.defines(warps, SHARED_LIMIT=self.limit, **flags)
+            library = build(kernel, tuple(sorted(defines.items())))
+            if library.shared_bytes() <= self.limit:
+                return library, warps
+            assert warps > 1, f"{kernel} needs {library.shared_bytes()} bytes of shared memory"
+            warps //= 2
+
     def tiles(self, kernel: str, spec: Specialization, flags: dict[str, int], device: int = -1) -> int:
         """How many blocks one head takes."""
-        return spec.layout.warps // min(self.warps, spec.layout.warps)
+        return spec.layout.warps // self._built(kernel, spec, flags)[1]
 
     def __call__(self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments, device: int) -> None:
         """Run every block."""
-        warps = min(self.warps, spec.layout.warps)
-        defines = spec.defines(warps, SHARED_LIMIT=self.limit, **flags)
-        library = build(kernel, tuple(sorted(defines.items())))
-        assert library.shared_bytes() <= self.limit, library.shared_bytes()
+        library, warps = self._built(kernel, spec, flags)
         values = [0 if a is None else a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
         packed = (ctypes.c_int64 * len(values))(*values)
-        library.run(packed, ctypes.c_int64(heads * self.tiles(kernel, spec, flags)), self.order)
+        library.run(packed, ctypes.c_int64(heads * (spec.layout.warps // warps)), self.order)

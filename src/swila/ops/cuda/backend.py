@@ -80,7 +80,7 @@ class Kernels:
         N = x.num_sequences
         sums = x.q.new_empty((4, N, H, J, V), dtype=torch.float32) if options.routing_stats else None
         arguments = [*_inputs(x), results.output, *results.final, sums, *_three(kept), N, T, H]
-        self.launch("forward", spec, {"STATS": int(options.routing_stats)}, N * H, arguments, device)
+        self.launch(spec.forward_kernel, spec, {"STATS": int(options.routing_stats)}, N * H, arguments, device)
         if sums is not None:
             _means(results, sums, B * T)
         return results, kept

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import re
+import threading
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -90,7 +91,7 @@ def load(kernel: str, spec: Specialization, flags: tuple[tuple[str, int], ...], 
     limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     major, minor = torch.cuda.get_device_capability(device)
     with torch.cuda.device(device):
-        torch.cuda.current_stream()  # makes the context
+        _make_current(device)
         for warps in WARPS:
             if warps > spec.layout.warps:
                 continue
@@ -128,12 +129,25 @@ class GpuLauncher:
         blocks = heads * (spec.layout.warps // compiled.warps)
         stream = torch.cuda.current_stream(device).cuda_stream
         with torch.cuda.device(device):
+            _make_current(device)
             _checked(
                 driver.cuLaunchKernel(
                     driver.CUfunction(compiled.handle), blocks, 1, 1, compiled.threads, 1, 1, compiled.shared_bytes,
                     driver.CUstream(stream), ctypes.addressof(parameters), 0,
                 )
             )  # fmt: skip
+
+
+_thread = threading.local()
+
+
+def _make_current(device: int) -> None:
+    """The driver wants its context set in every thread, autograd's own among them."""
+    if getattr(_thread, "device", None) != device:
+        from cuda.core import Device
+
+        Device(device).set_current()
+        _thread.device = device
 
 
 def _constant(module: Any, name: str) -> int:

@@ -69,6 +69,11 @@ class Specialization:
         """How many bf16 numbers an operand of a matrix product is the sum of."""
         return 1 if self.x_type == "bf16" else 2
 
+    @property
+    def forward_kernel(self) -> str:
+        """The kernel that runs it forward."""
+        return "forward_pipelined" if self.x_type == "bf16" and not self.decay else "forward"
+
     def defines(self, warps: int, **flags: int) -> dict[str, str]:
         """The macros of the sources."""
         layout = self.layout

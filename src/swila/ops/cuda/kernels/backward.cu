@@ -5,13 +5,15 @@
 
 constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side is done by the lanes that own the columns
 
+// Priors are made by token, log-priors are read by column.
+constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE ? BY_TOKEN : J * B_ROW;
 constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_O = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_O + C * V_ROW;
-constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * J * B_ROW;
-constexpr int STAGE_GK = STAGE_LQ + C * J * B_ROW, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
+constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
+constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW;
 constexpr int STAGE_BYTES = STAGE_C + NW * NS * PAIR_PLANE;
 // Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
-constexpr int SUM_ROW = KP + 2;
+constexpr int SUM_ROW = KP + 8;
 constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
 constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = 2 * C * SUM_ROW * 4;
 constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
@@ -47,19 +49,21 @@ DEVICE float finite(float x) {
   return x > most ? most : x < -most ? -most : x;
 }
 // Write a tile that holds gradients now back to where its inputs came from.
-template <int R, int BYTES, int ROW> DEVICE void flush(char* to, const char* tile, i64 token_bytes, i64 row_stride, int valid) {
+template <int R, int BYTES, int ROW, int TOKEN = R * ROW>
+DEVICE void flush(char* to, const char* tile, i64 token_bytes, i64 row_stride, int valid) {
   constexpr int PIECES = BYTES / 16, ALL = C * R * PIECES;
 #pragma unroll
   for (int first = 0; first < ALL; first += NT) {
     int i = first + (int)threadIdx.x;
     if (ALL % NT == 0 || i < ALL) {
       int row = i / PIECES, x = i % PIECES, t = row / R, j = row % R;
-      if (t < valid) *(uint4_*)(to + t * token_bytes + j * row_stride + x * 16) = *(const uint4_*)(tile + row * ROW + x * 16);
+      if (t < valid) *(uint4_*)(to + t * token_bytes + j * row_stride + x * 16) = *(const uint4_*)(tile + t * TOKEN + j * ROW + x * 16);
     }
   }
 }
-template <class T, int R> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
-  if (p.alive && (R > 1 || J == 1 || p.j == 0)) store((T*)(tile + (t * R + (R > 1 ? p.j : 0)) * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
+template <class T, int R, int TOKEN = R * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
+  if (p.alive && (R > 1 || p.j == 0))
+    store((T*)(tile + t * TOKEN + (R > 1 ? p.j : 0) * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
 }
 
 KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
@@ -113,15 +117,15 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_O, (const char*)(a.dout + narrow), H * V * sizeof(TX), 0, valid);
     const i64 token = H * J * V * sizeof(TB), mixture = V * sizeof(TB);
     fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_BETA, (const char*)(a.beta + wide), token, mixture, valid);
-    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LK, (const char*)(a.key_logits + wide), token, mixture, valid);
-    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LQ, (const char*)(a.query_logits + wide), token, mixture, valid);
+    fetch<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN>(s + STAGE_LK, (const char*)(a.key_logits + wide), token, mixture, valid);
+    fetch<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN>(s + STAGE_LQ, (const char*)(a.query_logits + wide), token, mixture, valid);
     if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + narrow), H * V * sizeof(TB), 0, valid);
     if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + narrow), H * V * sizeof(TB), 0, valid);
     fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + narrow), H * V * sizeof(TX), 0, valid);
     const uint4_* c = a.kept_c + (chunk < 0 ? 0 : (chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit) * NS * 64 + p.lane);
 #pragma unroll
     for (int i = 0; i < NS * 2; i++)
-      copy_async(s + STAGE_C + (p.warp * NS + i / 2) * PAIR_PLANE + (i % 2 * 16 + p.lane / 2) * PAIR_ROW + p.lane % 2 * 16, c + i * 32, chunk >= 0);
+      copy_async(s + STAGE_C + (p.warp * NS + i / 2) * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16, c + i * 32, chunk >= 0);
     copy_commit();
   };
   if (STAGES == 2) fetch_stage((int)((chunks - 1) % STAGES), chunks - 1);
@@ -179,7 +183,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     const char* c_tile = s + STAGE_C + p.warp * NS * PAIR_PLANE;
     A16 c_columns[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) c_columns[i] = load_columns_operand(c_tile, PAIR_PLANE, i * 16, p.lane);
+    for (int i = 0; i < 2; i++) c_columns[i] = load_columns_operand(c_tile, i * 16, p.lane);
     float U[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
     {
       A16 minus_c[2];
@@ -306,13 +310,13 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           drho = (1.f - gq[t]) * back;
           back *= gq[t];
         }
-        put_gradient<TB, J>(s + STAGE_LQ, p, t, lq[t] * (back - over_mixtures(lq[t] * back)));
+        put_gradient<TB, J, BY_TOKEN>(s + STAGE_LQ, p, t, lq[t] * (back - over_mixtures(lq[t] * back)));
       }
       sync_warp();
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        ds_tokens[i] = load_tokens_operand(ds_tile, PAIR_PLANE, i * 16, p.lane);
-        ds_columns[i] = load_columns_operand(ds_tile, PAIR_PLANE, i * 16, p.lane);
+        ds_tokens[i] = load_tokens_operand(ds_tile, i * 16, p.lane);
+        ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);
       }
     } else {
 #pragma unroll
@@ -331,7 +335,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
             int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
             float dS0 = x[i] * do0, dS1 = y[i] * do1;
             if (j < J && (V >= DPW || d < V))
-              store2((TB*)(s + STAGE_LQ + (t * J + j) * B_ROW) + p.warp * DPW + d,
+              store2((TB*)(s + STAGE_LQ + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d,
                      J == 1 ? 0.f : dS0 * (S[i * DB + b][2 * h] - o0), J == 1 ? 0.f : dS1 * (S[i * DB + b][2 * h + 1] - o1));
             S[i * DB + b][2 * h] = dS0, S[i * DB + b][2 * h + 1] = dS1;  // now dS
           }
@@ -431,10 +435,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
           put_gradient<TB, 1>(s + STAGE_GK, p, t, over_mixtures(finite(dz[i] * ((pi[t] - last) * inverse))));
           float dpi = g * pi[t] * inverse * dz[i];
-          put_gradient<TB, J>(s + STAGE_LK, p, t, dpi - pi[t] * over_mixtures(dpi));
+          put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, dpi - pi[t] * over_mixtures(dpi));
           if (t == 0 && chunk == 0) m = finite(dz[i] * ((1.f - g) * inverse));  // of the initial r itself
         } else {
-          put_gradient<TB, J>(s + STAGE_LK, p, t, NORMALIZE ? dz[i] : dz[i] - pi[t] * over_mixtures(dz[i]));
+          put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz[i] : dz[i] - pi[t] * over_mixtures(dz[i]));
         }
       }
     }
@@ -442,9 +446,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     A16 c_tokens[2], du_tokens[2], du_columns[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      c_tokens[i] = load_tokens_operand(c_tile, PAIR_PLANE, i * 16, p.lane);
-      du_tokens[i] = load_tokens_operand(du_tile, PAIR_PLANE, i * 16, p.lane);
-      du_columns[i] = load_columns_operand(du_tile, PAIR_PLANE, i * 16, p.lane);
+      c_tokens[i] = load_tokens_operand(c_tile, i * 16, p.lane);
+      du_tokens[i] = load_tokens_operand(du_tile, i * 16, p.lane);
+      du_columns[i] = load_columns_operand(du_tile, i * 16, p.lane);
     }
     // Within the chunk: dA = du c^T below the diagonal, dP = dS c^T on and below it.
     A16 da, da_t, dp, dp_t;
@@ -521,8 +525,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     const i64 row = t0 * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
     const i64 token = H * J * V * sizeof(TB), mixture = V * sizeof(TB);
     flush<J, VB * (int)sizeof(TB), B_ROW>((char*)(a.dbeta + wide), s + STAGE_BETA, token, mixture, valid);
-    flush<J, VB * (int)sizeof(TB), B_ROW>((char*)(a.dkey_logits + wide), s + STAGE_LK, token, mixture, valid);
-    flush<J, VB * (int)sizeof(TB), B_ROW>((char*)(a.dquery_logits + wide), s + STAGE_LQ, token, mixture, valid);
+    flush<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN>((char*)(a.dkey_logits + wide), s + STAGE_LK, token, mixture, valid);
+    flush<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN>((char*)(a.dquery_logits + wide), s + STAGE_LQ, token, mixture, valid);
     flush<1, VB * (int)sizeof(TX), V_ROW>((char*)(a.dv + narrow), s + STAGE_O, H * V * sizeof(TX), 0, valid);
     if (KEY_GATE) flush<1, VB * (int)sizeof(TB), B_ROW>((char*)(a.dkey_gate + narrow), s + STAGE_GK, H * V * sizeof(TB), 0, valid);
     if (QUERY_GATE) flush<1, VB * (int)sizeof(TB), B_ROW>((char*)(a.dquery_gate + narrow), s + STAGE_GQ, H * V * sizeof(TB), 0, valid);

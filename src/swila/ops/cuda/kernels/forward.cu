@@ -1,14 +1,7 @@
 // The recurrence forward, chunk after chunk of 16 tokens. For the backward it keeps what every token wrote, c, and the
 // state every SEGMENT tokens. Equations and names: ../../blocked/algorithm.py.
-#include "decay.cuh"
+#include "forward.cuh"
 
-constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query mix is made by the lanes that own the columns
-
-constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_V = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_V + C * V_ROW;
-constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * J * B_ROW;
-constexpr int STAGE_GK = STAGE_LQ + C * J * B_ROW, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
-constexpr int STAGE_D = STAGE_GQ + QUERY_GATE * C * B_ROW;
-constexpr int STAGE_BYTES = STAGE_D + (DECAY == 1 || DECAY == 2 ? C * J * D_ROW : 0);
 constexpr int WARP_U = 0, WARP_C = WARP_U + C * U_ROW * 4, WARP_A = WARP_C + NS * PAIR_PLANE;
 constexpr int WARP_BYTES = WARP_A + (BY_COLUMN ? 2 * C * C * 4 : BY_KEY ? 0 : 2 * 64 * 4);
 constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
@@ -19,21 +12,6 @@ constexpr int STAGES = FIXED_BYTES + 3 * STAGE_BYTES <= SHARED_LIMIT / 2   ? 3
                        : FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT     ? 2
                                                                            : 1;
 SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
-
-struct Arguments {
-  const TX *q, *k, *v;
-  const TB *beta, *key_logits, *query_logits, *key_gate, *query_gate;
-  const TD* decay;
-  const float *W, *r, *rho;  // initial state, or null
-  const INDEX* bounds;       // of packed sequences, or null
-  TX* out;
-  float *W_out, *r_out, *rho_out;           // final state, or null
-  float* stats;                             // [4][N, H, J, V]: sums of r, -r log r, rho, -rho log rho
-  float4_* kept_W;                          // states at the ends of segments, in the order of registers, or null
-  uint4_* kept_c;                           // c of every chunk, as operands [32 columns, 16 tokens]
-  float* kept_mix;                          // r and rho at the start of every chunk
-  i64 N, T, H;
-};
 
 KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
   SHARED(shared);
@@ -74,28 +52,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
   if constexpr (BY_KEY) clear(decay);
   sync_block();
 
-  auto fetch_chunk = [&](int stage, i64 t0) {
-    char* s = shared + stage * STAGE_BYTES;
-    int valid = t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C;
-    i64 row = t0 * H + head, wide = row * J * V + vt * VB;
-    fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_K, (const char*)(a.k + row * K), H * K * sizeof(TX), 0, valid);
-    fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + row * V + vt * VB), H * V * sizeof(TX), 0, valid);
-    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_BETA, (const char*)(a.beta + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
-    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LK, (const char*)(a.key_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
-    fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_Q, (const char*)(a.q + row * K), H * K * sizeof(TX), 0, valid);
-    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_LQ, (const char*)(a.query_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
-    i64 gate = row * V + vt * VB;
-    if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + gate), H * V * sizeof(TB), 0, valid);
-    if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + gate), H * V * sizeof(TB), 0, valid);
-    if (DECAY == 1)
-      fetch<J, K * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + row * J * K), H * J * K * sizeof(TD), K * sizeof(TD), valid);
-    if (DECAY == 2)
-      fetch<J, VB * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + wide), H * J * V * sizeof(TD), V * sizeof(TD), valid);
-    copy_commit();
-  };
   const i64 chunks = (stop - start + C - 1) / C;
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch_chunk(i, start + i * C);
+  for (int i = 0; i < STAGES - 1; i++) fetch_chunk(a, shared + i * STAGE_BYTES, start + i * C, stop, head, vt);
 
   float used_k = 0.f, spread_k = 0.f, used_q = 0.f, spread_q = 0.f;  // sums for the statistics
   for (i64 chunk = 0; chunk < chunks; chunk++) {
@@ -104,10 +63,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     if constexpr (STAGES > 1) {
       copy_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
       sync_block();
-      fetch_chunk((int)((chunk + STAGES - 1) % STAGES), t0 + (STAGES - 1) * C);
+      fetch_chunk(a, shared + (int)((chunk + STAGES - 1) % STAGES) * STAGE_BYTES, t0 + (STAGES - 1) * C, stop, head, vt);
     } else {
       sync_block();
-      fetch_chunk(0, t0);
+      fetch_chunk(a, shared, t0, stop, head, vt);
       copy_wait<0>();
       sync_block();
     }
@@ -342,12 +301,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     // The state at the chunk's end: W = Γ W + Σ c ⊗ Γ k, and what the chunk wrote, read by its queries: S += P c.
     A16 ca[2];
 #pragma unroll
-    for (int m = 0; m < 2; m++) ca[m] = load_columns_operand(c_tile, PAIR_PLANE, m * 16, p.lane);
+    for (int m = 0; m < 2; m++) ca[m] = load_columns_operand(c_tile, m * 16, p.lane);
     if (a.kept_c)
 #pragma unroll
       for (int i = 0; i < NS * 2; i++)  // the tile's rows, without their padding
         a.kept_c[(chunk_unit * NS * 2 + i) * 32 + p.lane] =
-            *(const uint4_*)(c_tile + i / 2 * PAIR_PLANE + (i % 2 * 16 + p.lane / 2) * PAIR_ROW + p.lane % 2 * 16);
+            *(const uint4_*)(c_tile + i / 2 * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16);
     if constexpr (BY_KEY) {
 #pragma unroll
       for (int m = 0; m < 2; m++)

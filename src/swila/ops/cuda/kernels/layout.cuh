@@ -116,6 +116,8 @@ template <class T> constexpr int row_bytes(int n) { return n * (int)sizeof(T) + 
 constexpr int OPERAND_ROW = row_bytes<bf16>(KP);         // [16 tokens, K], as operands of products
 constexpr int OPERAND_TILE = C * OPERAND_ROW;
 constexpr int PAIR_ROW = row_bytes<bf16>(C);             // [.., 16 tokens]
+constexpr int PAIR_PLANE = 32 * PAIR_ROW + 4 * 32;       // [32 columns, 16 tokens]: lanes that write it have columns 8 apart
+DEVICE int pair_row(int column) { return column * PAIR_ROW + (column >> 3) * 32; }
 constexpr int X_ROW = row_bytes<TX>(KP), V_ROW = row_bytes<TX>(VB), B_ROW = row_bytes<TB>(VB);
 constexpr int D_ROW = BY_KEY ? row_bytes<TD>(KP) : row_bytes<TD>(VB);
 constexpr int U_ROW = 40;  // floats; [tokens, 32 columns] between the layouts of products and of lanes
@@ -137,22 +139,21 @@ DEVICE void load_transposed(B16& x, B16& y, const char* tile, int plane_bytes, i
   }
 }
 // The [16 columns, 16 tokens] operand of columns `from` ...: rows are columns of the warp.
-DEVICE A16 load_columns_operand(const char* tile, int plane_bytes, int from, int lane) {
+DEVICE A16 load_columns_operand(const char* tile, int from, int lane) {
   A16 a;
 #pragma unroll
   for (int s = 0; s < NS; s++)
-    ldmatrix(a.x[s], tile + s * plane_bytes + (from + (lane & 15)) * PAIR_ROW + (lane >> 4) * 16);
+    ldmatrix(a.x[s], tile + s * PAIR_PLANE + pair_row(from + (lane & 15)) + (lane >> 4) * 16);
   return a;
 }
 // The same numbers as [16 tokens, 16 columns].
-DEVICE A16 load_tokens_operand(const char* tile, int plane_bytes, int from, int lane) {
+DEVICE A16 load_tokens_operand(const char* tile, int from, int lane) {
   A16 a;
 #pragma unroll
   for (int s = 0; s < NS; s++)
-    ldmatrix_t(a.x[s], tile + s * plane_bytes + (from + (lane & 7) + (lane >> 4) * 8) * PAIR_ROW + ((lane >> 3) & 1) * 16);
+    ldmatrix_t(a.x[s], tile + s * PAIR_PLANE + pair_row(from + (lane & 7) + (lane >> 4) * 8) + ((lane >> 3) & 1) * 16);
   return a;
 }
-constexpr int PAIR_PLANE = 32 * PAIR_ROW;
 // Eight tokens of this lane's column into a tile [32 columns, 16 tokens].
 DEVICE void put_column(char* tile, const Place& p, int half, const float (&x)[8]) {
   uint4_ w[NS];
@@ -163,21 +164,24 @@ DEVICE void put_column(char* tile, const Place& p, int half, const float (&x)[8]
     for (int s = 0; s < NS; s++) w[s].x[i] = y.x[s];
   }
 #pragma unroll
-  for (int s = 0; s < NS; s++) *(uint4_*)(tile + s * PAIR_PLANE + p.column * PAIR_ROW + half * 16) = w[s];
+  for (int s = 0; s < NS; s++) *(uint4_*)(tile + s * PAIR_PLANE + pair_row(p.column) + half * 16) = w[s];
 }
 // Tokens of one half of all 32 columns, as operands [8 tokens, 8 columns] of the four tiles.
 DEVICE void load_half(Pair (&b)[4], const char* tile, int half, int lane) {
 #pragma unroll
   for (int s = 0; s < NS; s++) {
     u32 d[4];
-    ldmatrix(d, tile + s * PAIR_PLANE + lane * PAIR_ROW + half * 16);
+    ldmatrix(d, tile + s * PAIR_PLANE + pair_row(lane) + half * 16);
 #pragma unroll
     for (int i = 0; i < 4; i++) b[i].x[s] = d[i];
   }
 }
 
-// The 16 tokens of a lane's column out of a tile of rows [token, R]: R = J mixtures, or 1 for what has none.
-template <class T, int R> DEVICE void load_column(float (&x)[C], const char* tile, const Place& p) {
+// Rows [token, J] of logits that lanes read by token: tokens fall into different banks.
+constexpr int BY_TOKEN = J * B_ROW + 16;
+
+// Eight tokens of a lane's column out of a tile of rows [token, R]: R = J mixtures, or 1 for what has none.
+template <class T, int R> DEVICE void load_half_column(float (&x)[8], const char* tile, int half, const Place& p) {
   constexpr int ROW = row_bytes<T>(VB);
   if constexpr (sizeof(T) == 2 && JP <= 4) {
     // Rows 2 i and 2 i + 1 of a transposed matrix go to the lanes of quad i: two tokens of quad i's mixture.
@@ -185,30 +189,37 @@ template <class T, int R> DEVICE void load_column(float (&x)[C], const char* til
     if (R == 1 || j >= J) j = 0;
     if (block * 8 >= V) block = 0;
     const char* row = tile + (((p.lane >> 3) * 2 + (p.lane & 1)) * R + j) * ROW + (p.warp * DPW + block * 8) * 2;
+    u32 w[4];
+    ldmatrix_t(w, row + half * 8 * R * ROW);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      u32 w[4];
-      ldmatrix_t(w, row + h * 8 * R * ROW);
-#pragma unroll
-      for (int m = 0; m < 4; m++) unpack(T{}, w[m], x[h * 8 + m * 2], x[h * 8 + m * 2 + 1]);
-    }
+    for (int m = 0; m < 4; m++) unpack(T{}, w[m], x[m * 2], x[m * 2 + 1]);
   } else {
     int j = R == 1 || p.j >= J ? 0 : p.j, d = p.d < V ? p.warp * DPW + p.d : 0;
     const char* column = tile + j * ROW + d * sizeof(T);
 #pragma unroll
-    for (int t = 0; t < C; t++) x[t] = to_float(*(const T*)(column + t * R * ROW));
+    for (int i = 0; i < 8; i++) x[i] = to_float(*(const T*)(column + (half * 8 + i) * R * ROW));
+  }
+}
+template <class T, int R> DEVICE void load_column(float (&x)[C], const char* tile, const Place& p) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float y[8];
+    load_half_column<T, R>(y, tile, half, p);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[half * 8 + i] = y[i];
   }
 }
 
 // Copy R rows per token of 16 tokens into a tile; tokens from `valid` on become zeros.
-template <int R, int BYTES, int ROW> DEVICE void fetch(char* tile, const char* from, i64 token_bytes, i64 row_stride, int valid) {
+template <int R, int BYTES, int ROW, int TOKEN = R * ROW>
+DEVICE void fetch(char* tile, const char* from, i64 token_bytes, i64 row_stride, int valid) {
   constexpr int PIECES = BYTES / 16, ALL = C * R * PIECES;
 #pragma unroll
   for (int first = 0; first < ALL; first += NT) {
     int i = first + (int)threadIdx.x;
     if (ALL % NT == 0 || i < ALL) {
       int row = i / PIECES, x = i % PIECES, t = row / R, j = row % R;
-      copy_async(tile + row * ROW + x * 16, from + t * token_bytes + j * row_stride + x * 16, t < valid);
+      copy_async(tile + t * TOKEN + j * ROW + x * 16, from + t * token_bytes + j * row_stride + x * 16, t < valid);
     }
   }
 }
@@ -261,7 +272,7 @@ DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, 
     int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
     x[i] = y[i] = NEVER;
     if (j < J && (V >= DPW || d < V)) {
-      load2((const TB*)(logits + (t * J + j) * B_ROW) + p.warp * DPW + d, x[i], y[i]);
+      load2((const TB*)(logits + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d, x[i], y[i]);
       x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
     }
     most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
