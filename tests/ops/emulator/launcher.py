@@ -43,7 +43,9 @@ class Emulator:
         self.order, self.warps, self.limit = order, warps, limit
 
     def _built(self, kernel: str, spec: Specialization, flags: dict[str, int]) -> tuple[ctypes.CDLL, int]:
-        warps = min(self.warps, spec.layout.warps)
+        warps = spec.most_warps(kernel)
+        if kernel != "backward_keys":
+            warps = min(warps, self.warps)
         while True:
             defines = spec.defines(warps, SHARED_LIMIT=self.limit, **flags)
             library = build(kernel, tuple(sorted(defines.items())))
@@ -54,11 +56,11 @@ class Emulator:
 
     def tiles(self, kernel: str, spec: Specialization, flags: dict[str, int], device: int = -1) -> int:
         """How many blocks one head takes."""
-        return spec.layout.warps // self._built(kernel, spec, flags)[1]
+        return spec.blocks(kernel, self._built(kernel, spec, flags)[1])
 
     def __call__(self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments, device: int) -> None:
         """Run every block."""
         library, warps = self._built(kernel, spec, flags)
         values = [0 if a is None else a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
         packed = (ctypes.c_int64 * len(values))(*values)
-        library.run(packed, ctypes.c_int64(heads * (spec.layout.warps // warps)), self.order)
+        library.run(packed, ctypes.c_int64(heads * spec.blocks(kernel, warps)), self.order)

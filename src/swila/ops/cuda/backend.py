@@ -86,7 +86,7 @@ class Kernels:
         return results, kept
 
     def backward(self, x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
-        """One kernel: the chunks of each sequence in reverse, the state walked back with them."""
+        """The chunks of each sequence in reverse; with a decay also states before it and gradients of keys after it."""
         given, x = x, prepared(x)
         spec, device = Specialization.of(x, options), _index(x)
         B, T, H, K = x.q.shape
@@ -96,21 +96,39 @@ class Kernels:
         def new(*shape: int) -> Tensor:
             return x.q.new_empty(shape, dtype=torch.float32)
 
+        keyed = spec.keyed()
+        chunk_W = chunk_du = chunk_ds = chunk_dW = None
+        if keyed is not None:
+            chunk_du, chunk_ds = torch.empty_like(kept[1]), torch.empty_like(kept[1])
+            chunk_W, chunk_dW = (
+                x.q.new_empty((*kept[1].shape[:3], 32 * spec.layout.key_dims * spec.planes), dtype=torch.bfloat16)
+                for _ in range(2)
+            )
+            segments = B * -(-T // SEGMENT) if x.cu_seqlens is None else N + T // SEGMENT
+            states = [x.k, x.log_decay, x.W, x.cu_seqlens, *kept[:2], chunk_W, N, T, H]
+            self.launch("states", keyed, {"STATS": 0}, segments * H, states, device)
+            spec = keyed
         flags = {"STATS": int(any(grad is not None for grad in grads.routing))}
         tiles = self.launch.tiles("backward", spec, flags, device)
         out = {name: torch.empty_like(t) for name in PER_TOKEN if (t := getattr(x, name)) is not None}
         state = {name: torch.empty_like(t) for name in STATE if (t := getattr(x, name)) is not None}
         dout = torch.zeros_like(x.v) if grads.output is None else _dense(grads.output)
         dfinal = [None if g is None else _dense(g) for g in grads.final]
-        partial = new(2, tiles, B, T, H, K) if tiles > 1 else None
+        partial = new(2, tiles, B, T, H, K) if tiles > 1 and keyed is None else None
         arguments = [
             x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.cu_seqlens, dout, *dfinal,
-            _spread(grads, B * T), *_three(kept), out["q"], out["k"], partial, out["v"],
-            *(out.get(name) for name in GATED), *(state.get(name) for name in STATE), N, T, H,
+            _spread(grads, B * T), *_three(kept), x.log_decay, chunk_W, chunk_du, chunk_ds, chunk_dW, out["q"], out["k"],
+            partial, out["v"], *(out.get(name) for name in GATED), *(state.get(name) for name in STATE), N, T, H,
         ]  # fmt: skip
         self.launch("backward", spec, flags, N * H, arguments, device)
         if partial is not None:
             out["q"], out["k"] = partial.sum(1)
+        if keyed is not None:
+            per_chunk = [
+                x.q, x.k, x.log_decay, x.cu_seqlens, kept[1], chunk_du, chunk_ds, chunk_W, chunk_dW, out["q"], out["k"],
+                out["log_decay"], N, T, H,
+            ]  # fmt: skip
+            self.launch("backward_keys", keyed, {"STATS": 0}, kept[1].shape[0] * H, per_chunk, device)
         return {name: grad.to(getattr(given, name).dtype) for name, grad in (out | state).items()}
 
 
@@ -171,10 +189,10 @@ def unsupported(problem: Problem) -> str | None:
             return f"{name} must be one of {', '.join(map(str, SIZES))}, got {getattr(problem, name)}"
     if problem.J > 16:
         return f"it has up to 16 mixtures, got J = {problem.J}"
-    if problem.decay is not None and problem.needs_grad:
-        return "it has no backward with a decay yet"
-    if problem.decay == "key" and problem.J > 4:
-        return f"with a decay per key dim it has up to 4 mixtures, got J = {problem.J}"
+    if problem.decay == "value" and problem.needs_grad:
+        return "it has no backward with a decay per output dim"
+    if problem.J > 4 and (problem.decay == "key" or (problem.decay == "head" and problem.needs_grad)):
+        return f"with a decay per {problem.decay if problem.decay == 'head' else 'key dim'} it has up to 4 mixtures, got J = {problem.J}"
     return None
 
 

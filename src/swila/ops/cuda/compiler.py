@@ -19,7 +19,6 @@ from torch import Tensor
 
 from swila.ops.cuda.specialization import Specialization
 
-WARPS = (8, 4, 2, 1)  # per block, as many as fit
 SOURCES = files("swila.ops.cuda") / "kernels"
 
 
@@ -92,15 +91,15 @@ def load(kernel: str, spec: Specialization, flags: tuple[tuple[str, int], ...], 
     major, minor = torch.cuda.get_device_capability(device)
     with torch.cuda.device(device):
         _make_current(device)
-        for warps in WARPS:
-            if warps > spec.layout.warps:
-                continue
+        warps = spec.most_warps(kernel)
+        while warps:  # as many as fit
             defines = spec.defines(warps, SHARED_LIMIT=limit, **dict(flags))
             cubin = compile_cubin(kernel, defines, f"sm_{major}{minor}", _checked(driver.cuDriverGetVersion()))
             module = ObjectCode.from_cubin(cubin)
             function = module.get_kernel(f"swila_{kernel}")
             shared = _constant(module, "swila_shared_bytes")
             if shared > limit:
+                warps = 0 if kernel == "backward_keys" else warps // 2
                 continue
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuKernelSetAttribute(attribute, shared, function.handle, driver.CUdevice(device)))
@@ -113,7 +112,7 @@ class GpuLauncher:
 
     def tiles(self, kernel: str, spec: Specialization, flags: dict[str, int], device: int) -> int:
         """How many blocks one head takes."""
-        return spec.layout.warps // load(kernel, spec, tuple(flags.items()), device).warps
+        return spec.blocks(kernel, load(kernel, spec, tuple(flags.items()), device).warps)
 
     def __call__(
         self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments: Sequence[int | Tensor | None],
@@ -126,7 +125,7 @@ class GpuLauncher:
         values = [0 if a is None else a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
         struct = (ctypes.c_int64 * len(values))(*values)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
-        blocks = heads * (spec.layout.warps // compiled.warps)
+        blocks = heads * spec.blocks(kernel, compiled.warps)
         stream = torch.cuda.current_stream(device).cuda_stream
         with torch.cuda.device(device):
             _make_current(device)

@@ -1,6 +1,7 @@
 // The adjoint, chunk after chunk in reverse. Equations and names: ../../blocked/adjoint.py. With c kept by the forward,
 // the state is walked back from the end of each segment, W = W' - c ⊗ k, and errors follow from it by products alone.
-// Sums over the columns of several warps go through shared memory in a fixed order.
+// Sums over the columns of several warps go through shared memory in a fixed order. With a decay by key dim states come
+// from states.cu, and gradients of queries, keys and decays are left to backward_keys.cu.
 #include "decay.cuh"
 
 constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side is done by the lanes that own the columns
@@ -10,18 +11,18 @@ constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE ? BY_TOKEN : J * B_ROW;
 constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_O = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_O + C * V_ROW;
 constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
-constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW;
-constexpr int STAGE_BYTES = STAGE_C + NW * NS * PAIR_PLANE;
+constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW, STAGE_D = STAGE_C;
+constexpr int STAGE_BYTES = BY_KEY ? STAGE_D + C * J * D_ROW : STAGE_C + NW * NS * PAIR_PLANE;
 // Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
 constexpr int SUM_ROW = KP + 8;
 constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
-constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = 2 * C * SUM_ROW * 4;
+constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
 constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
-constexpr bool W_SHARED = KP > 64;  // two states are too much for the registers
+constexpr bool W_SHARED = KP > 64 && !BY_KEY;  // two states are too much for the registers
 constexpr int WARP_W = WARP_A + 2 * 64 * 4;
 constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
-constexpr int OPERANDS = RAW ? 0 : 2 * NS * OPERAND_TILE;
-constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS;
+constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
 constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
 SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
 
@@ -35,6 +36,9 @@ struct Arguments {
   const float4_* kept_W;
   const uint4_* kept_c;
   const float* kept_mix;
+  const TD* decay;
+  const uint4_* chunk_W;                   // with a decay by key dim: states at the start of chunks, and to be written
+  uint4_ *chunk_du, *chunk_ds, *chunk_dW;  // du and dS like c, and the state's adjoint at the end of chunks
   TX *dq, *dk;
   float* partial;  // with several blocks per head: their parts of dq and dk, [2][VT][tokens, H, K]
   TX* dv;
@@ -74,6 +78,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   char *du_tile = mine + WARP_DU, *ds_tile = mine + WARP_DS;
   float4_* w_slots = (float4_*)(mine + WARP_W) + p.lane;
   char* operands = shared + STAGES * STAGE_BYTES + NW * WARP_BYTES;
+  KeyDecay decay;
+  if constexpr (BY_KEY) decay = key_decay_at(operands);
 
   const i64 block = blockIdx.x, H = a.H, T = a.T;
   const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;
@@ -102,6 +108,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   }
   if constexpr (K_PADDED)
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
+  if constexpr (BY_KEY) clear(decay);
   sync_block();
 
   auto valid_of = [&](i64 chunk) {
@@ -122,6 +129,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + narrow), H * V * sizeof(TB), 0, valid);
     if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + narrow), H * V * sizeof(TB), 0, valid);
     fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + narrow), H * V * sizeof(TX), 0, valid);
+    if constexpr (BY_KEY) {
+      fetch_decay(s + STAGE_D, a.decay, row, H, valid);
+      copy_commit();
+      return;
+    }
     const uint4_* c = a.kept_c + (chunk < 0 ? 0 : (chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit) * NS * 64 + p.lane);
 #pragma unroll
     for (int i = 0; i < NS * 2; i++)
@@ -147,7 +159,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
     const char *k_tile = s + STAGE_K, *q_tile = s + STAGE_Q;
     constexpr int ROW = RAW ? X_ROW : OPERAND_ROW;
-    if constexpr (!RAW) {
+    if constexpr (BY_KEY) {
+      prepare(decay, k_tile, q_tile, s + STAGE_D, p);
+    } else if constexpr (!RAW) {
       for (int i = (int)threadIdx.x; i < C * KP; i += NT) {
         int t = i / KP, dim = i % KP;
         put_operand(operands, t, dim, to_float(*(const TX*)(k_tile + t * X_ROW + dim * sizeof(TX))));
@@ -161,7 +175,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     float r_before = 1.f / J, rho_before = 1.f / J;
     if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
     if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
-    if (chunk + 1 == chunks || (chunk + 1) * C % SEGMENT == 0) {
+    if (!BY_KEY && (chunk + 1 == chunks || (chunk + 1) * C % SEGMENT == 0)) {
       i64 row = segment_row(a.bounds, span, chunk * C / SEGMENT, T) * warp_units + warp_unit;
 #pragma unroll
       for (int i = 0; i < 2 * KT; i++) {
@@ -183,9 +197,32 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     const char* c_tile = s + STAGE_C + p.warp * NS * PAIR_PLANE;
     A16 c_columns[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) c_columns[i] = load_columns_operand(c_tile, i * 16, p.lane);
+    for (int i = 0; i < 2; i++)
+      c_columns[i] = BY_KEY ? load_kept((const u32*)(a.kept_c + chunk_unit * NS * 64), i * 16, p) : load_columns_operand(c_tile, i * 16, p.lane);
     float U[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
-    {
+    if constexpr (BY_KEY) {
+#pragma unroll
+      for (int kk = 0; kk < KS / 2; kk++) {
+        B16 wb[4][2];
+#pragma unroll
+        for (int i = 0; i < NS; i++)
+#pragma unroll
+          for (int nt = 0; nt < 4; nt++) {
+            uint4_ w = a.chunk_W[(chunk_unit * STATE_PIECES + (i * 4 + nt) * (KS / 2) + kk) * 32 + p.lane];
+            wb[nt][0].x[i][0] = w.x[0], wb[nt][0].x[i][1] = w.x[1], wb[nt][1].x[i][0] = w.x[2], wb[nt][1].x[i][1] = w.x[3];
+          }
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+#pragma unroll
+          for (int g = 0; g < NG; g++) {
+            A16 kf = load_rows(decay.keys_u + g * GROUP_TILE, OPERAND_TILE, OPERAND_ROW, (2 * kk + e) * 16, p.lane);
+            A16 qf = load_rows(decay.queries + g * GROUP_TILE, OPERAND_TILE, OPERAND_ROW, (2 * kk + e) * 16, p.lane);
+#pragma unroll
+            for (int nt = 0; nt < 4; nt++)
+              if (group_of(nt) == g) product(U[nt], kf, wb[nt][e]), product(S[nt], qf, wb[nt][e]);
+          }
+      }
+    } else {
       A16 minus_c[2];
 #pragma unroll
       for (int i = 0; i < 2; i++)
@@ -235,19 +272,33 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       for (int nt = 0; nt < 4; nt++)
         *(float2_*)&u_tile[(p.row + row) * U_ROW + nt * 8 + p.quad * 2] = {x[nt][2 * half], x[nt][2 * half + 1]};
     };
-    *(float2_*)&a_tile[p.row * 8 + p.quad * 2] = {gram_a[0][0], gram_a[0][1]};
-    *(float2_*)&a_tile[64 + p.row * 8 + p.quad * 2] = {gram_a[1][2], gram_a[1][3]};
-    const Pair cross = pack(gram_a[1][0], gram_a[1][1]);
-    masked(gram_a, 1), masked(gram_p, 0);
-    {
+    Pair cross[NG];  // early tokens' reads by late ones, transposed
+    A16 pt;
+    if constexpr (BY_KEY) {
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) {
+        const int g = group_of(nt);
+        A16 af = load_rows(decay.A + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);
+        A16 pf = load_rows(decay.P + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);
+        product(U[nt], af, half_of(c_columns[nt / 2], nt % 2));
+        product(S[nt], pf, half_of(c_columns[nt / 2], nt % 2));
+        A16 at = load_rows_transposed(decay.A + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, p.lane);
+#pragma unroll
+        for (int i = 0; i < NS; i++) cross[g].x[i] = at.x[i][2];
+      }
+    } else {
+      *(float2_*)&a_tile[p.row * 8 + p.quad * 2] = {gram_a[0][0], gram_a[0][1]};
+      *(float2_*)&a_tile[64 + p.row * 8 + p.quad * 2] = {gram_a[1][2], gram_a[1][3]};
+      cross[0] = pack(gram_a[1][0], gram_a[1][1]);
+      masked(gram_a, 1), masked(gram_p, 0);
       A16 af = as_rows(gram_a[0], gram_a[1]), pf = as_rows(gram_p[0], gram_p[1]);
 #pragma unroll
       for (int nt = 0; nt < 4; nt++) {
         product(U[nt], af, half_of(c_columns[nt / 2], nt % 2));
         product(S[nt], pf, half_of(c_columns[nt / 2], nt % 2));
       }
+      pt = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
     }
-    const A16 pt = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
 
     // Errors and responsibilities, as the forward had them.
     float delta[C], r[C], pi[C], gk[C];
@@ -350,9 +401,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     float E[4][4] = {};
 #pragma unroll
     for (int ks = 0; ks < KS; ks++) {
-      A16 kf = load_rows(k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
+      A16 kf;
+      if constexpr (!BY_KEY) kf = load_rows(k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
 #pragma unroll
       for (int nt = 0; nt < 4; nt++) {
+        if constexpr (BY_KEY) kf = load_rows(decay.keys_end + group_of(nt) * GROUP_TILE, OPERAND_TILE, OPERAND_ROW, ks * 16, p.lane);
         B16 d;
         Pair x = pack(dW[nt / 2][2 * ks][nt % 2 * 2], dW[nt / 2][2 * ks][nt % 2 * 2 + 1]);
         Pair y = pack(dW[nt / 2][2 * ks + 1][nt % 2 * 2], dW[nt / 2][2 * ks + 1][nt % 2 * 2 + 1]);
@@ -362,9 +415,13 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       }
     }
 #pragma unroll
-    for (int nt = 0; nt < 4; nt++) product(E[nt], pt, half_of(ds_columns[nt / 2], nt % 2));
+    for (int nt = 0; nt < 4; nt++) {
+      if constexpr (BY_KEY) pt = load_rows_transposed(decay.P + group_of(nt) * GRAM_TILE, GRAM_PLANE, GRAM_ROW, p.lane);
+      product(E[nt], pt, half_of(ds_columns[nt / 2], nt % 2));
+    }
 
     // The substitution in reverse.
+    const float* blocks = BY_KEY ? decay.blocks + (J + (p.j < J ? p.j : 0)) * 128 : a_tile;
     if (KEY_GATE && chunk == chunks - 1) m *= r[C - 1];
     float beta[C];
     load_column<TB, J>(beta, s + STAGE_BETA, p);
@@ -380,7 +437,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
         for (int nt = 0; nt < 4; nt++) {
           float more[4] = {E[nt][0], E[nt][1], 0.f, 0.f};
-          product_k8(more, cross, none, du[nt]);
+          product_k8(more, cross[group_of(nt)], none, du[nt]);
           E[nt][0] = more[0], E[nt][1] = more[1];
         }
       }
@@ -417,7 +474,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
         for (int i4 = 0; i4 < 2; i4++)
           if (i4 * 4 < i) {
-            float4_ row = *(const float4_*)&a_tile[half * 64 + i * 8 + i4 * 4];
+            float4_ row = *(const float4_*)&blocks[half * 64 + i * 8 + i4 * 4];
 #pragma unroll
             for (int y = 0; y < 4; y++)
               if (i4 * 4 + y < i) e[i4 * 4 + y] += row.x[y] * du[i];
@@ -443,12 +500,24 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       }
     }
 
-    A16 c_tokens[2], du_tokens[2], du_columns[2];
+    A16 du_columns[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) du_columns[i] = load_columns_operand(du_tile, i * 16, p.lane);
+    if constexpr (BY_KEY) {
+      u32 *du_kept = (u32*)(a.chunk_du + chunk_unit * NS * 64), *ds_kept = (u32*)(a.chunk_ds + chunk_unit * NS * 64);
+#pragma unroll
+      for (int i = 0; i < 2; i++) store_kept(du_kept, du_columns[i], i * 16, p), store_kept(ds_kept, ds_columns[i], i * 16, p);
+      emit_state(a.chunk_dW + chunk_unit * STATE_PIECES * 32, dW, p.lane);
+      decay_state(dW, decay, p);
+      add_outer(dW, du_columns, decay.keys_u, p.lane);
+      add_outer(dW, ds_columns, decay.queries, p.lane);
+      sync_block();
+    } else {
+    A16 c_tokens[2], du_tokens[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       c_tokens[i] = load_tokens_operand(c_tile, i * 16, p.lane);
       du_tokens[i] = load_tokens_operand(du_tile, i * 16, p.lane);
-      du_columns[i] = load_columns_operand(du_tile, i * 16, p.lane);
     }
     // Within the chunk: dA = du c^T below the diagonal, dP = dS c^T on and below it.
     A16 da, da_t, dp, dp_t;
@@ -521,6 +590,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           }
         }
       }
+    }
     }
     const i64 row = t0 * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
     const i64 token = H * J * V * sizeof(TB), mixture = V * sizeof(TB);

@@ -20,7 +20,7 @@ struct Channel {
   DEVICE void load(const char* tile, int j, int dim) {
 #pragma unroll
     for (int t = 0; t < C; t++) {
-      alpha[t] = ex2(LOG2E * to_float(*(const TD*)(tile + (t * J + j) * D_ROW + dim * sizeof(TD))));
+      alpha[t] = ex2(LOG2E * to_float(*(const TD*)(tile + (t * J + j) * D_ROW + (DECAY == 4 ? 0 : dim) * sizeof(TD))));
       pre[t] = alpha[t], suf[t] = 1.f;
     }
   }
@@ -50,10 +50,10 @@ constexpr int GRAM_ROW = PAIR_ROW, GRAM_PLANE = C * GRAM_ROW, GRAM_TILE = NS * G
 // What the chunk's products need, made by all threads of a block.
 struct KeyDecay {
   char *levels, *keys_u, *queries, *keys_end, *A, *P;  // operands [J][plane][16, ..]
-  float *total, *blocks;                               // [J, K]; diagonal blocks of A, [J][half][writer][reader]
+  float *total, *blocks;  // [J, K]; diagonal blocks of A, [J][half][writer][reader], then the same by reader
 };
 constexpr int KEY_DECAY_BYTES =
-    BY_KEY ? 2 * LEVEL_BYTES + 3 * J * GROUP_TILE + 2 * J * GRAM_TILE + J * KP * 4 + J * 2 * 64 * 4 : 0;
+    BY_KEY ? 2 * LEVEL_BYTES + 3 * J * GROUP_TILE + 2 * J * GRAM_TILE + J * KP * 4 + J * 4 * 64 * 4 : 0;
 DEVICE KeyDecay key_decay_at(char* p) {
   KeyDecay d;
   d.levels = p, p += 2 * LEVEL_BYTES;
@@ -91,7 +91,10 @@ DEVICE void gram_level(const KeyDecay& d, const char* rows, const char* columns,
       int t = (lane >> 2) + (i >> 1) * 8, s = h * 8 + (lane & 3) * 2 + (i & 1);
       if (level < 0 ? t == s : is_split(t, s, level)) {
         put_gram((of_keys ? d.A : d.P) + j * GRAM_TILE, t, s, m[h][i]);
-        if (of_keys && t / 8 == s / 8) d.blocks[(j * 2 + t / 8) * 64 + (s % 8) * 8 + t % 8] = m[h][i];
+        if (of_keys && t / 8 == s / 8) {
+          d.blocks[(j * 2 + t / 8) * 64 + (s % 8) * 8 + t % 8] = m[h][i];
+          d.blocks[J * 128 + (j * 2 + t / 8) * 64 + (t % 8) * 8 + s % 8] = m[h][i];
+        }
       }
     }
 }
@@ -152,5 +155,68 @@ DEVICE void prepare(const KeyDecay& d, const char* k_raw, const char* q_raw, con
 // Gram matrices have zeros where nothing is ever written.
 DEVICE void clear(const KeyDecay& d) {
   for (int i = (int)threadIdx.x; i < 2 * J * GRAM_TILE / 4; i += NT) ((u32*)d.A)[i] = 0;
-  for (int i = (int)threadIdx.x; i < J * 128; i += NT) d.blocks[i] = 0.f;
+  for (int i = (int)threadIdx.x; i < J * 256; i += NT) d.blocks[i] = 0.f;
+}
+
+// The decays of a chunk into a tile; those by head as one number per row.
+DEVICE void fetch_decay(char* tile, const TD* decay, i64 row, i64 H, int valid) {
+  if constexpr (DECAY == 1) {
+    fetch<J, K * (int)sizeof(TD), D_ROW>(tile, (const char*)(decay + row * J * K), H * J * K * sizeof(TD), K * sizeof(TD), valid);
+  } else {
+    for (int i = (int)threadIdx.x; i < C * J; i += NT) {
+      TD x = {};
+      if (i / J < valid) x = decay[(row + i / J * H) * J + i % J];
+      *(TD*)(tile + i * D_ROW) = x;
+    }
+  }
+}
+// Keys decayed to the chunk's end, and the decay across it: all that a state needs to walk forward.
+DEVICE void prepare_end(const KeyDecay& d, const char* k_raw, const char* decay_raw) {
+  for (int c = (int)threadIdx.x; c < J * KP; c += NT) {
+    int j = c / KP, dim = c % KP;
+    float after = 1.f;
+#pragma unroll
+    for (int t = C - 1; t >= 0; t--) {
+      put_operand(d.keys_end + j * GROUP_TILE, t, dim, after * to_float(*(const TX*)(k_raw + t * X_ROW + dim * sizeof(TX))));
+      after *= ex2(LOG2E * to_float(*(const TD*)(decay_raw + (t * J + j) * D_ROW + (DECAY == 4 ? 0 : dim) * sizeof(TD))));
+    }
+    d.total[j * KP + dim] = after;
+  }
+  sync_block();
+}
+// W = Γ W + Σ x ⊗ y over the tokens of a chunk, for operands x [16 columns, tokens] and y in a tile per group.
+DEVICE void decay_state(float (&W)[2][KT][4], const KeyDecay& d, const Place& p) {
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int kt = 0; kt < KT; kt++) {
+        const float* total = d.total + group_of(2 * m + h) * KP + kt * 8 + p.quad * 2;
+        W[m][kt][2 * h] *= total[0], W[m][kt][2 * h + 1] *= total[1];
+      }
+}
+DEVICE void add_outer(float (&W)[2][KT][4], const A16 (&x)[2], const char* tiles, int lane) {
+#pragma unroll
+  for (int g = 0; g < NG; g++)
+#pragma unroll
+    for (int ks = 0; ks < KS; ks++) {
+      B16 y, z;
+      load_transposed(y, z, tiles + g * GROUP_TILE, OPERAND_TILE, OPERAND_ROW, ks * 16, lane);
+#pragma unroll
+      for (int m = 0; m < 2; m++) {
+        bool low = group_of(2 * m) == g, high = group_of(2 * m + 1) == g;
+        if (!low && !high) continue;
+        A16 c = low && high ? x[m] : only_half(x[m], low ? 0 : 1);
+        product(W[m][2 * ks], c, y), product(W[m][2 * ks + 1], c, z);
+      }
+    }
+}
+// The transpose of a [16, 16] tile as an operand.
+DEVICE A16 load_rows_transposed(const char* tile, int plane_bytes, int row, int lane) {
+  A16 a;
+#pragma unroll
+  for (int s = 0; s < NS; s++)
+    ldmatrix_t(a.x[s], tile + s * plane_bytes + ((lane & 7) + (lane >> 4) * 8) * row + ((lane >> 3) & 1) * 16);
+  return a;
 }

@@ -123,6 +123,13 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
         }
       }
     }
+    auto keep_c = [&]() {
+      if (a.kept_c)
+#pragma unroll
+        for (int i = 0; i < NS * 2; i++)  // the tile's rows, without their padding
+          a.kept_c[(chunk_unit * NS * 2 + i) * 32 + p.lane] =
+              *(const uint4_*)(c_tile + i / 2 * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16);
+    };
     // Lanes read tiles that products have written, and the other way round.
     auto to_lanes = [&](const float (&x)[4][4], int half, int row) {
 #pragma unroll
@@ -178,7 +185,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     }
 
     if constexpr (BY_COLUMN) {
-      float ku[C], qs[C], alpha[C], w[C], gamma = 1.f;
+      float ku[C], qs[C], alpha[C], w[C], written[C], gamma = 1.f;  // w: what was written, decayed to the token at hand
       to_lanes(u, 0, 0), to_lanes(u, 1, 8);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -218,7 +225,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 #pragma unroll
           for (int i = 0; i < t; i++) w[i] *= alpha[t];
         }
-        w[t] = UNSCALE * beta[t] * x * r;
+        w[t] = written[t] = UNSCALE * beta[t] * x * r;
         {
           float read = gamma * qs[t];
 #pragma unroll
@@ -229,10 +236,13 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
       }
       sync_warp();
       u_tile[p.column] = gamma;
-      float low[8], high[8];
-#pragma unroll
-      for (int i = 0; i < 8; i++) low[i] = w[i], high[i] = w[8 + i];
-      put_column(c_tile, p, 0, low), put_column(c_tile, p, 1, high);
+      if (a.kept_c) {
+        put_columns(c_tile, p, written);
+        sync_warp();
+        keep_c();
+        sync_warp();
+      }
+      put_columns(c_tile, p, w);
       sync_warp();
 #pragma unroll
       for (int m = 0; m < 2; m++)
@@ -302,36 +312,17 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     A16 ca[2];
 #pragma unroll
     for (int m = 0; m < 2; m++) ca[m] = load_columns_operand(c_tile, m * 16, p.lane);
-    if (a.kept_c)
-#pragma unroll
-      for (int i = 0; i < NS * 2; i++)  // the tile's rows, without their padding
-        a.kept_c[(chunk_unit * NS * 2 + i) * 32 + p.lane] =
-            *(const uint4_*)(c_tile + i / 2 * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16);
+    if constexpr (!BY_COLUMN) keep_c();
     if constexpr (BY_KEY) {
-#pragma unroll
-      for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-          for (int kt = 0; kt < KT; kt++) {
-            const float* total = decay.total + group_of(2 * m + h) * KP + kt * 8 + p.quad * 2;
-            W[m][kt][2 * h] *= total[0], W[m][kt][2 * h + 1] *= total[1];
-          }
-    }
-#pragma unroll
-    for (int g = 0; g < NG; g++) {
-      const char* keys = BY_KEY ? decay.keys_end + g * GROUP_TILE : k_tile;
+      decay_state(W, decay, p);
+      add_outer(W, ca, decay.keys_end, p.lane);
+    } else {
 #pragma unroll
       for (int ks = 0; ks < KS; ks++) {
         B16 x, y;
-        load_transposed(x, y, keys, OPERAND_TILE, RAW ? X_ROW : OPERAND_ROW, ks * 16, p.lane);
+        load_transposed(x, y, k_tile, OPERAND_TILE, RAW ? X_ROW : OPERAND_ROW, ks * 16, p.lane);
 #pragma unroll
-        for (int m = 0; m < 2; m++) {
-          bool low = group_of(2 * m) == g, high = group_of(2 * m + 1) == g;
-          if (!low && !high) continue;
-          A16 c = low && high ? ca[m] : only_half(ca[m], low ? 0 : 1);
-          product(W[m][2 * ks], c, x), product(W[m][2 * ks + 1], c, y);
-        }
+        for (int m = 0; m < 2; m++) product(W[m][2 * ks], ca[m], x), product(W[m][2 * ks + 1], ca[m], y);
       }
     }
     if constexpr (!BY_COLUMN) {

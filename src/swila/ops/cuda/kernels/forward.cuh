@@ -41,8 +41,7 @@ DEVICE void fetch_chunk(const Arguments& a, char* s, i64 t0, i64 stop, i64 head,
   i64 gate = row * V + vt * VB;
   if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + gate), H * V * sizeof(TB), 0, valid);
   if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + gate), H * V * sizeof(TB), 0, valid);
-  if (DECAY == 1)
-    fetch<J, K * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + row * J * K), H * J * K * sizeof(TD), K * sizeof(TD), valid);
+  if constexpr (BY_KEY) fetch_decay(s + STAGE_D, a.decay, row, H, valid);
   if (DECAY == 2)
     fetch<J, VB * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + wide), H * J * V * sizeof(TD), V * sizeof(TD), valid);
   copy_commit();

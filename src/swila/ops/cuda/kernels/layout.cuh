@@ -1,7 +1,7 @@
 // Sizes of one specialisation, the place of every number in a warp, and tiles of 16 tokens in shared memory.
 //
 // Defined by the program that compiles this: K_DIM, V_DIM, MIXTURES, TX (q, k, v), TB (beta, logits, gates), TD (decay),
-// DECAY (0 none, 1 by key dim, 2 by output dim, 3 by head), POST, NORMALIZE, KEY_GATE, QUERY_GATE, STATS, INDEX, WARPS.
+// DECAY (0 none, 1 by key dim, 2 by output dim, 3 by head, 4 by head but treated as by key dim), POST, NORMALIZE, KEY_GATE, QUERY_GATE, STATS, INDEX, WARPS.
 //
 // A block works on VB output dims of one (sequence, head), a warp on 32 columns (j, d) of it, a lane on one column:
 // within the warp a column is number j * DPW + d, as the tiles of matrix products have it. DPW = 32 / JP output dims.
@@ -20,7 +20,7 @@ constexpr int DPW = 32 / JP;
 constexpr int NW = WARPS, VB = V < NW * DPW ? V : NW * DPW, VT = V / VB;  // blocks along the output dims
 constexpr int NT = NW * 32;
 constexpr bool DEAD = JP != J || V < DPW;  // some lanes have no column
-constexpr bool BY_KEY = DECAY == 1, BY_COLUMN = DECAY >= 2;
+constexpr bool BY_KEY = DECAY == 1 || DECAY == 4, BY_COLUMN = DECAY == 2 || DECAY == 3;
 constexpr int NG = BY_KEY ? J : 1;  // groups of columns with key decays of their own
 // Operands of matrix products: bf16, or where inputs are more precise the sum of two of them.
 constexpr int NS = same<TX, bf16>::value ? 1 : 2;
@@ -165,6 +165,12 @@ DEVICE void put_column(char* tile, const Place& p, int half, const float (&x)[8]
   }
 #pragma unroll
   for (int s = 0; s < NS; s++) *(uint4_*)(tile + s * PAIR_PLANE + pair_row(p.column) + half * 16) = w[s];
+}
+DEVICE void put_columns(char* tile, const Place& p, const float (&x)[C]) {
+  float low[8], high[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) low[i] = x[i], high[i] = x[8 + i];
+  put_column(tile, p, 0, low), put_column(tile, p, 1, high);
 }
 // Tokens of one half of all 32 columns, as operands [8 tokens, 8 columns] of the four tiles.
 DEVICE void load_half(Pair (&b)[4], const char* tile, int half, int lane) {
@@ -335,6 +341,40 @@ DEVICE i64 chunk_row(const INDEX* bounds, const Span& span, i64 chunk, i64 T) {
 }
 DEVICE i64 segment_row(const INDEX* bounds, const Span& span, i64 segment, i64 T) {
   return bounds ? (span.begin + segment * SEGMENT) / SEGMENT + span.n : span.n * ((T + SEGMENT - 1) / SEGMENT) + segment;
+}
+
+// The operand [16 columns, 16 tokens] out of a tile kept in memory, 32 columns without padding per plane.
+DEVICE A16 load_kept(const u32* tile, int from, const Place& p) {
+  A16 a;
+#pragma unroll
+  for (int s = 0; s < NS; s++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) a.x[s][i] = tile[s * 256 + (from + p.row + (i & 1) * 8) * 8 + p.quad + (i >> 1) * 4];
+  return a;
+}
+DEVICE void store_kept(u32* tile, const A16& a, int from, const Place& p) {
+#pragma unroll
+  for (int s = 0; s < NS; s++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) tile[s * 256 + (from + p.row + (i & 1) * 8) * 8 + p.quad + (i >> 1) * 4] = a.x[s][i];
+}
+// States as operands: [plane][tile of 8 columns][pair of steps][lane] of 16 bytes.
+constexpr int STATE_PIECES = NS * 4 * (KS / 2);
+DEVICE void emit_state(uint4_* to, const float (&W)[2][KT][4], int lane) {
+#pragma unroll
+  for (int nt = 0; nt < 4; nt++)
+#pragma unroll
+    for (int kk = 0; kk < KS / 2; kk++) {
+      uint4_ w[NS];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        Pair y = pack(W[nt / 2][4 * kk + i][nt % 2 * 2], W[nt / 2][4 * kk + i][nt % 2 * 2 + 1]);
+#pragma unroll
+        for (int s = 0; s < NS; s++) w[s].x[i] = y.x[s];
+      }
+#pragma unroll
+      for (int s = 0; s < NS; s++) to[((s * 4 + nt) * (KS / 2) + kk) * 32 + lane] = w[s];
+    }
 }
 
 // The state of 32 columns as accumulators of W^T: [16 columns] x [8 key dims] x 4.
