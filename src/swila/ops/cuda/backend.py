@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swila.ops.backends import Backend
-from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, empty_results
+from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, decay_kind, empty_results
 from swila.ops.cuda.compiler import GpuLauncher
 from swila.ops.cuda.specialization import CHUNK, SEGMENT, Specialization
 
@@ -96,39 +96,39 @@ class Kernels:
         def new(*shape: int) -> Tensor:
             return x.q.new_empty(shape, dtype=torch.float32)
 
-        keyed = spec.keyed()
-        chunk_W = chunk_du = chunk_ds = chunk_dW = None
-        if keyed is not None:
-            chunk_du, chunk_ds = torch.empty_like(kept[1]), torch.empty_like(kept[1])
-            chunk_W, chunk_dW = (
-                x.q.new_empty((*kept[1].shape[:3], 32 * spec.layout.key_dims * spec.planes), dtype=torch.bfloat16)
-                for _ in range(2)
-            )
+        by_key = x.log_decay is not None and decay_kind(x.log_decay) == "key"
+        chunk_W = chunk_du = chunk_ds = chunk_dW = ddecay = None
+        out = {name: torch.empty_like(t) for name in PER_TOKEN if (t := getattr(x, name)) is not None}
+        if x.log_decay is not None:
+            chunk_W = x.q.new_empty((*kept[1].shape[:3], 32 * spec.layout.key_dims * spec.planes), dtype=torch.bfloat16)
             segments = B * -(-T // SEGMENT) if x.cu_seqlens is None else N + T // SEGMENT
             states = [x.k, x.log_decay, x.W, x.cu_seqlens, *kept[:2], chunk_W, N, T, H]
-            self.launch("states", keyed, {"STATS": 0}, segments * H, states, device)
-            spec = keyed
+            self.launch("states", spec, {"STATS": 0}, segments * H, states, device)
+            ddecay = out["log_decay"] if decay_kind(x.log_decay) != "head" else new(B, T, H, J, V, 1)
+        if by_key:
+            chunk_du, chunk_ds, chunk_dW = (torch.empty_like(t) for t in (kept[1], kept[1], chunk_W))
         flags = {"STATS": int(any(grad is not None for grad in grads.routing))}
         tiles = self.launch.tiles("backward", spec, flags, device)
-        out = {name: torch.empty_like(t) for name in PER_TOKEN if (t := getattr(x, name)) is not None}
         state = {name: torch.empty_like(t) for name in STATE if (t := getattr(x, name)) is not None}
         dout = torch.zeros_like(x.v) if grads.output is None else _dense(grads.output)
         dfinal = [None if g is None else _dense(g) for g in grads.final]
-        partial = new(2, tiles, B, T, H, K) if tiles > 1 and keyed is None else None
+        partial = new(2, tiles, B, T, H, K) if tiles > 1 and not by_key else None
         arguments = [
             x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.cu_seqlens, dout, *dfinal,
             _spread(grads, B * T), *_three(kept), x.log_decay, chunk_W, chunk_du, chunk_ds, chunk_dW, out["q"], out["k"],
-            partial, out["v"], *(out.get(name) for name in GATED), *(state.get(name) for name in STATE), N, T, H,
+            partial, out["v"], *(out.get(name) for name in GATED), ddecay, *(state.get(name) for name in STATE), N, T, H,
         ]  # fmt: skip
         self.launch("backward", spec, flags, N * H, arguments, device)
         if partial is not None:
             out["q"], out["k"] = partial.sum(1)
-        if keyed is not None:
+        if by_key:
             per_chunk = [
                 x.q, x.k, x.log_decay, x.cu_seqlens, kept[1], chunk_du, chunk_ds, chunk_W, chunk_dW, out["q"], out["k"],
                 out["log_decay"], N, T, H,
             ]  # fmt: skip
-            self.launch("backward_keys", keyed, {"STATS": 0}, kept[1].shape[0] * H, per_chunk, device)
+            self.launch("backward_keys", spec, {"STATS": 0}, kept[1].shape[0] * H, per_chunk, device)
+        elif ddecay is not None and ddecay is not out["log_decay"]:
+            out["log_decay"] = ddecay.sum(4, keepdim=True)
         return {name: grad.to(getattr(given, name).dtype) for name, grad in (out | state).items()}
 
 
@@ -189,10 +189,8 @@ def unsupported(problem: Problem) -> str | None:
             return f"{name} must be one of {', '.join(map(str, SIZES))}, got {getattr(problem, name)}"
     if problem.J > 16:
         return f"it has up to 16 mixtures, got J = {problem.J}"
-    if problem.decay == "value" and problem.needs_grad:
-        return "it has no backward with a decay per output dim"
-    if problem.J > 4 and (problem.decay == "key" or (problem.decay == "head" and problem.needs_grad)):
-        return f"with a decay per {problem.decay if problem.decay == 'head' else 'key dim'} it has up to 4 mixtures, got J = {problem.J}"
+    if problem.decay == "key" and problem.J > 4:
+        return f"with a decay per key dim it has up to 4 mixtures, got J = {problem.J}"
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -10,7 +10,6 @@ from swila.ops.call import Inputs, Options, decay_kind
 
 CHUNK, SEGMENT = 16, 512  # tokens per chunk; tokens between states that are kept for the backward
 DECAYS = {None: 0, "key": 1, "value": 2, "head": 3}
-HEAD_BY_KEY = 4
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int32: "int", torch.int64: "i64"}
 
 
@@ -74,12 +73,6 @@ class Specialization:
     def forward_kernel(self) -> str:
         """The kernel that runs it forward."""
         return "forward_pipelined" if self.x_type == "bf16" and not self.decay else "forward"
-
-    def keyed(self) -> Specialization | None:
-        """For the backward with a decay by key dim, or by head, which is treated so there; None without."""
-        if not self.decay:
-            return None
-        return replace(self, decay=HEAD_BY_KEY if self.decay == DECAYS["head"] else self.decay)
 
     def most_warps(self, kernel: str) -> int:
         """How many warps of a kernel may share a block."""

@@ -1,7 +1,8 @@
 // The adjoint, chunk after chunk in reverse. Equations and names: ../../blocked/adjoint.py. With c kept by the forward,
 // the state is walked back from the end of each segment, W = W' - c ⊗ k, and errors follow from it by products alone.
 // Sums over the columns of several warps go through shared memory in a fixed order. With a decay by key dim states come
-// from states.cu, and gradients of queries, keys and decays are left to backward_keys.cu.
+// from states.cu, and gradients of queries, keys and decays are left to backward_keys.cu; with one by column states come
+// from there too, and all that is within a chunk is done by the lanes that own the columns.
 #include "decay.cuh"
 
 constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side is done by the lanes that own the columns
@@ -12,14 +13,14 @@ constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_O = STAGE_Q + C 
 constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW, STAGE_D = STAGE_C;
-constexpr int STAGE_BYTES = BY_KEY ? STAGE_D + C * J * D_ROW : STAGE_C + NW * NS * PAIR_PLANE;
+constexpr int STAGE_BYTES = DECAY ? STAGE_D + DECAY_TILE : STAGE_C + NW * NS * PAIR_PLANE;
 // Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
 constexpr int SUM_ROW = KP + 8;
 constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
 constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
 constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
-constexpr bool W_SHARED = KP > 64 && !BY_KEY;  // two states are too much for the registers
-constexpr int WARP_W = WARP_A + 2 * 64 * 4;
+constexpr bool W_SHARED = KP > 64 && !DECAY;  // two states are too much for the registers
+constexpr int WARP_C = WARP_A + (BY_COLUMN ? 2 * C * C : 2 * 64) * 4, WARP_W = WARP_C + BY_COLUMN * NS * PAIR_PLANE;
 constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
 constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
 constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
@@ -37,12 +38,13 @@ struct Arguments {
   const uint4_* kept_c;
   const float* kept_mix;
   const TD* decay;
-  const uint4_* chunk_W;                   // with a decay by key dim: states at the start of chunks, and to be written
-  uint4_ *chunk_du, *chunk_ds, *chunk_dW;  // du and dS like c, and the state's adjoint at the end of chunks
+  const uint4_* chunk_W;                   // with a decay: states at the start of chunks
+  uint4_ *chunk_du, *chunk_ds, *chunk_dW;  // by key dim: to be written, du and dS like c, and dW at the end of chunks
   TX *dq, *dk;
   float* partial;  // with several blocks per head: their parts of dq and dk, [2][VT][tokens, H, K]
   TX* dv;
   TB *dbeta, *dkey_logits, *dquery_logits, *dkey_gate, *dquery_gate;
+  void* ddecay;  // by output dim: like the decay; by head: its parts [tokens, H, J, V], float
   float *dW_in, *dr_in, *drho_in;  // adjoint of the initial state, or null
   i64 N, T, H;
 };
@@ -129,8 +131,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + narrow), H * V * sizeof(TB), 0, valid);
     if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + narrow), H * V * sizeof(TB), 0, valid);
     fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + narrow), H * V * sizeof(TX), 0, valid);
-    if constexpr (BY_KEY) {
-      fetch_decay(s + STAGE_D, a.decay, row, H, valid);
+    if constexpr (DECAY != 0) {
+      fetch_decay(s + STAGE_D, a.decay, row, H, vt, valid);
       copy_commit();
       return;
     }
@@ -162,11 +164,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     if constexpr (BY_KEY) {
       prepare(decay, k_tile, q_tile, s + STAGE_D, p);
     } else if constexpr (!RAW) {
-      for (int i = (int)threadIdx.x; i < C * KP; i += NT) {
-        int t = i / KP, dim = i % KP;
-        put_operand(operands, t, dim, to_float(*(const TX*)(k_tile + t * X_ROW + dim * sizeof(TX))));
-        put_operand(operands + NS * OPERAND_TILE, t, dim, to_float(*(const TX*)(q_tile + t * X_ROW + dim * sizeof(TX))));
-      }
+      as_operands(operands, k_tile);
+      as_operands(operands + NS * OPERAND_TILE, q_tile);
       sync_block();
       k_tile = operands, q_tile = operands + NS * OPERAND_TILE;
     }
@@ -175,7 +174,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     float r_before = 1.f / J, rho_before = 1.f / J;
     if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
     if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
-    if (!BY_KEY && (chunk + 1 == chunks || (chunk + 1) * C % SEGMENT == 0)) {
+    if (!DECAY && (chunk + 1 == chunks || (chunk + 1) * C % SEGMENT == 0)) {
       i64 row = segment_row(a.bounds, span, chunk * C / SEGMENT, T) * warp_units + warp_unit;
 #pragma unroll
       for (int i = 0; i < 2 * KT; i++) {
@@ -194,13 +193,13 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     };
 
     // The state at the chunk's start. From it u = k · W + A c and S = q · W + P c, with the Gram matrices A and P.
-    const char* c_tile = s + STAGE_C + p.warp * NS * PAIR_PLANE;
+    const char* c_tile = BY_COLUMN ? mine + WARP_C : s + STAGE_C + p.warp * NS * PAIR_PLANE;
     A16 c_columns[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-      c_columns[i] = BY_KEY ? load_kept((const u32*)(a.kept_c + chunk_unit * NS * 64), i * 16, p) : load_columns_operand(c_tile, i * 16, p.lane);
+      c_columns[i] = DECAY ? load_kept((const u32*)(a.kept_c + chunk_unit * NS * 64), i * 16, p) : load_columns_operand(c_tile, i * 16, p.lane);
     float U[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
-    if constexpr (BY_KEY) {
+    if constexpr (DECAY != 0) {
 #pragma unroll
       for (int kk = 0; kk < KS / 2; kk++) {
         B16 wb[4][2];
@@ -215,8 +214,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         for (int e = 0; e < 2; e++)
 #pragma unroll
           for (int g = 0; g < NG; g++) {
-            A16 kf = load_rows(decay.keys_u + g * GROUP_TILE, OPERAND_TILE, OPERAND_ROW, (2 * kk + e) * 16, p.lane);
-            A16 qf = load_rows(decay.queries + g * GROUP_TILE, OPERAND_TILE, OPERAND_ROW, (2 * kk + e) * 16, p.lane);
+            A16 kf = load_rows(BY_KEY ? decay.keys_u + g * GROUP_TILE : k_tile, OPERAND_TILE, ROW, (2 * kk + e) * 16, p.lane);
+            A16 qf = load_rows(BY_KEY ? decay.queries + g * GROUP_TILE : q_tile, OPERAND_TILE, ROW, (2 * kk + e) * 16, p.lane);
+            if constexpr (BY_COLUMN) {
+#pragma unroll
+              for (int h = 0; h < 2; h++) product(gram_a[h], kf, half_of(kf, h)), product(gram_p[h], qf, half_of(kf, h));
+            }
 #pragma unroll
             for (int nt = 0; nt < 4; nt++)
               if (group_of(nt) == g) product(U[nt], kf, wb[nt][e]), product(S[nt], qf, wb[nt][e]);
@@ -274,7 +277,15 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     };
     Pair cross[NG];  // early tokens' reads by late ones, transposed
     A16 pt;
-    if constexpr (BY_KEY) {
+    if constexpr (BY_COLUMN) {
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          int t = p.row + (i >> 1) * 8, x = h * 8 + p.quad * 2 + (i & 1);
+          a_tile[t * C + x] = gram_a[h][i], a_tile[C * C + t * C + x] = gram_p[h][i];
+        }
+    } else if constexpr (BY_KEY) {
 #pragma unroll
       for (int nt = 0; nt < 4; nt++) {
         const int g = group_of(nt);
@@ -305,8 +316,35 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     to_lanes(U, 0, 0), to_lanes(U, 1, 8);
     sync_warp();
     load_column<TX, 1>(delta, s + STAGE_V, p);
+    float ku[C], qs[C], read[C], alpha[C], written[C];  // by column: k · W and q · W, what each token reads, decays, and c
+    if constexpr (BY_COLUMN) {
+      load_decay(alpha, s + STAGE_D, a.decay, t0 * H + head, H, valid, p);
+      load_kept_column(written, a.kept_c + chunk_unit * NS * 64, p);
 #pragma unroll
-    for (int t = 0; t < C; t++) delta[t] = (DEAD && !p.alive ? 0.f : delta[t]) - u_tile[t * U_ROW + p.column];
+      for (int t = 0; t < C; t++) ku[t] = u_tile[t * U_ROW + p.column];
+      sync_warp();
+      to_lanes(S, 0, 0), to_lanes(S, 1, 8);
+      sync_warp();
+      float w[C], gamma = 1.f;
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        qs[t] = u_tile[t * U_ROW + p.column];
+        float u = (POST ? gamma : gamma * alpha[t]) * ku[t], x = 0.f;
+#pragma unroll
+        for (int i = 0; i < t; i++) x += a_tile[t * C + i] * w[i];
+        u += POST ? x : alpha[t] * x;
+        gamma *= alpha[t];
+#pragma unroll
+        for (int i = 0; i < t; i++) w[i] *= alpha[t];
+        w[t] = written[t];
+        read[t] = gamma * qs[t];
+#pragma unroll
+        for (int i = 0; i <= t; i++) read[t] += a_tile[C * C + t * C + i] * w[i];
+        delta[t] = (DEAD && !p.alive ? 0.f : delta[t]) - u;
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < C && !BY_COLUMN; t++) delta[t] = (DEAD && !p.alive ? 0.f : delta[t]) - u_tile[t * U_ROW + p.column];
     sync_warp();
     if constexpr (KEY_GATE || !NORMALIZE) load_prior(pi, s + STAGE_LK, u_tile, p); else load_column<TB, J>(pi, s + STAGE_LK, p);
     if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
@@ -328,16 +366,18 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 
     // The query side: dρ and what follows from it, and dS = ρ do.
     A16 ds_tokens[2], ds_columns[2];
+    float dS[C];
     if constexpr (LANE_MIX) {
-      to_lanes(S, 0, 0), to_lanes(S, 1, 8);
-      sync_warp();
+      if constexpr (!BY_COLUMN) {
+        to_lanes(S, 0, 0), to_lanes(S, 1, 8);
+        sync_warp();
+#pragma unroll
+        for (int t = 0; t < C; t++) read[t] = u_tile[t * U_ROW + p.column];
+        sync_warp();
+      }
       float lq[C], gq[C], dout[C], mix[C], rho = rho_before;
       load_column<TX, 1>(dout, s + STAGE_O, p);
       if (QUERY_GATE) load_column<TB, 1>(gq, s + STAGE_GQ, p);
-      float read[C];
-#pragma unroll
-      for (int t = 0; t < C; t++) read[t] = u_tile[t * U_ROW + p.column];
-      sync_warp();
       load_prior(lq, s + STAGE_LQ, u_tile, p);
 #pragma unroll
       for (int t = 0; t < C; t++) {
@@ -345,10 +385,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         rho = QUERY_GATE ? (1.f - gq[t]) * rho + gq[t] * lq[t] : lq[t];
         mix[t] = rho;
       }
-      float low[8], high[8];
 #pragma unroll
-      for (int i = 0; i < 8; i++) low[i] = mix[i] * dout[i], high[i] = mix[8 + i] * dout[8 + i];
-      put_column(ds_tile, p, 0, low), put_column(ds_tile, p, 1, high);
+      for (int t = 0; t < C; t++) dS[t] = mix[t] * dout[t];
+      put_columns(ds_tile, p, dS);
 #pragma unroll
       for (int t = C - 1; t >= 0; t--) {
         float back = dout[t] * read[t];
@@ -415,7 +454,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       }
     }
 #pragma unroll
-    for (int nt = 0; nt < 4; nt++) {
+    for (int nt = 0; nt < 4 && !BY_COLUMN; nt++) {
       if constexpr (BY_KEY) pt = load_rows_transposed(decay.P + group_of(nt) * GRAM_TILE, GRAM_PLANE, GRAM_ROW, p.lane);
       product(E[nt], pt, half_of(ds_columns[nt / 2], nt % 2));
     }
@@ -429,6 +468,151 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
       for (int t = 0; t < C; t++) beta[t] = 0.f;
     sync_warp();
+    auto extra_of = [&](int t) {  // what the statistics add to r dr
+      return STATS && t < valid ? r[t] * (dusage_k - (LN2 * lg2(max_nan(r[t], TINY)) + 1.f) * dspread_k) : 0.f;
+    };
+    auto stay_of = [&](int t) {  // how much of the adjoint of log r goes on to the token before
+      float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before;
+      return (1.f - gk[t]) * last * rcp(max_nan((1.f - gk[t]) * last + gk[t] * pi[t], TINY));
+    };
+    // What a token's adjoints e, du, dz give its inputs; m of the initial state is that of r itself.
+    auto put_gradients = [&](int t, float e, float du, float dz) {
+      put_gradient<TB, J>(s + STAGE_BETA, p, t, e * r[t] * delta[t]);
+      put_gradient<TX, 1>(s + STAGE_O, p, t, -over_mixtures(du));  // dv; in full precision, for its terms cancel
+      if constexpr (KEY_GATE) {
+        float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t];
+        float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
+        put_gradient<TB, 1>(s + STAGE_GK, p, t, over_mixtures(finite(dz * ((pi[t] - last) * inverse))));
+        float dpi = g * pi[t] * inverse * dz;
+        put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, dpi - pi[t] * over_mixtures(dpi));
+        if (t == 0 && chunk == 0) m = finite(dz * ((1.f - g) * inverse));  // of the initial r itself
+      } else {
+        put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - pi[t] * over_mixtures(dz));
+      }
+    };
+    if constexpr (BY_COLUMN) {
+      // Reads by later tokens, decayed back to the token at hand: X of S, Y of u. flow: what passes each token's decay, as
+      // differences, and to_end the decay from this token to the chunk's end.
+      float X[C], Y[C], e0[C], flow[C], to_end = 1.f, du[C];
+      to_lanes(E, 0, 0), to_lanes(E, 1, 8);
+      sync_warp();
+#pragma unroll
+      for (int t = 0; t < C; t++) e0[t] = u_tile[t * U_ROW + p.column], flow[t] = 0.f;
+#pragma unroll
+      for (int t = C - 1; t >= 0; t--) {
+        const float c = written[t];
+        float end = to_end * e0[t], e = end + a_tile[C * C + t * C + t] * dS[t], out = 0.f;
+        if (t < C - 1) flow[C - 1] += end * c, out += end;
+#pragma unroll
+        for (int i = t + 1; i < C; i++) {
+          float x = a_tile[C * C + i * C + t] * X[i], y = a_tile[i * C + t] * Y[i];
+          e += x + y;
+          flow[i] += x * c, out += x;
+          if (!POST) flow[i] += y * c, out += y;
+          if (POST && i > t + 1) flow[i - 1] += y * c, out += y;
+        }
+        flow[t] -= out * c;
+        const float br = beta[t] * r[t];
+        float x = br * delta[t] * e + extra_of(t) + (KEY_GATE ? m : 0.f);
+        float dz = NORMALIZE ? x - r[t] * over_mixtures(x) : x;
+        if (DEAD && !p.alive) dz = 0.f;
+        du[t] = delta[t] * dz - br * e;
+        if constexpr (KEY_GATE) m = stay_of(t) * dz;
+        put_gradients(t, e, du[t], dz);
+        X[t] = dS[t], Y[t] = du[t];
+#pragma unroll
+        for (int i = t; i < C; i++) {
+          X[i] *= alpha[t];
+          if (!POST || i > t) Y[i] *= alpha[t];
+        }
+        to_end *= alpha[t];
+      }
+      // The part of the state itself, Σ W dW of the column.
+      sync_warp();
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) {
+        float x = 0.f;
+#pragma unroll
+        for (int kk = 0; kk < KS / 2; kk++)
+#pragma unroll
+          for (int i = 0; i < NS; i++) {
+            uint4_ w = a.chunk_W[(chunk_unit * STATE_PIECES + (i * 4 + nt) * (KS / 2) + kk) * 32 + p.lane];
+#pragma unroll
+            for (int y = 0; y < 4; y++) {
+              const float* d = &dW[nt / 2][4 * kk + y][nt % 2 * 2];
+              x += as_float(w.x[y] << 16) * d[0] + as_float(w.x[y] & 0xffff0000u) * d[1];
+            }
+          }
+        x += shfl_xor(x, 1), x += shfl_xor(x, 2);
+        if (p.quad == 0) u_tile[nt * 8 + p.row] = x;
+      }
+      sync_warp();
+      flow[C - 1] += to_end * u_tile[p.column];
+      sync_warp();
+      u_tile[p.column] = to_end;  // for the state's adjoint, later
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        flow[t] += X[t] * qs[t];
+        if (!POST) flow[t] += Y[t] * ku[t];
+        if (POST && t > 0) flow[t > 0 ? t - 1 : 0] += Y[t] * ku[t];
+      }
+#pragma unroll
+      for (int t = C - 1; t >= 0; t--) {
+        if (t < C - 1) flow[t] += flow[t < C - 1 ? t + 1 : t];
+        if constexpr (DECAY == 2) put_gradient<TD, J>(s + STAGE_D, p, t, flow[t]);
+        if (DECAY == 3 && p.alive && t < valid)
+          ((float*)a.ddecay)[(((t0 + t) * H + head) * J + p.j) * V + first + p.d] = flow[t];
+      }
+      // dA and dP, level by level: tiles of readers and writers, decayed to where their block is split.
+      Channel channel;
+      channel.load(alpha);
+#pragma unroll
+      for (int level = -1; level < 4; level++) {
+        float one[C], two[C];
+#pragma unroll
+        for (int t = 0; t < C; t++) {
+          bool late = level >= 0 && is_late(t, level);
+          one[t] = late ? du[t] * channel.read(t, level) : written[t] * (level < 0 ? 1.f : channel.suf[t]);
+          two[t] = level < 0 ? dS[t] : late ? dS[t] * channel.pre[t] : 0.f;
+        }
+        put_columns(du_tile, p, one), put_columns(ds_tile, p, two);
+        if (level >= 0) channel.widen(level);
+        sync_warp();
+        float x[2][4] = {}, y[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          A16 one_tokens = load_tokens_operand(du_tile, i * 16, p.lane), two_tokens = load_tokens_operand(ds_tile, i * 16, p.lane);
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            product(x[h], one_tokens, half_of(one_tokens, h));
+            product(y[h], two_tokens, half_of(one_tokens, h));
+          }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            int t = p.row + (i >> 1) * 8, w = h * 8 + p.quad * 2 + (i & 1);
+            if (level < 0) {
+              gram_a[h][i] = 0.f, gram_p[h][i] = t == w ? y[h][i] : 0.f;
+            } else if (is_split(t, w, level)) {
+              gram_a[h][i] = x[h][i], gram_p[h][i] = y[h][i];
+            }
+          }
+        sync_warp();
+      }
+      put_columns(du_tile, p, Y), put_columns(ds_tile, p, X);
+      float after = 1.f;
+#pragma unroll
+      for (int t = C - 1; t >= 0; t--) written[t] *= after, after *= alpha[t];
+      put_columns(mine + WARP_C, p, written);
+      sync_warp();
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        ds_tokens[i] = load_tokens_operand(ds_tile, i * 16, p.lane);
+        ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);
+      }
+    } else {
 #pragma unroll
     for (int half = 1; half >= 0; half--) {
       if (half == 0) {
@@ -449,12 +633,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       for (int i = 0; i < 8; i++) {
         const int t = half * 8 + i;
         e[i] = u_tile[i * U_ROW + p.column];
-        extra[i] = STATS && t < valid ? r[t] * (dusage_k - (LN2 * lg2(max_nan(r[t], TINY)) + 1.f) * dspread_k) : 0.f;
-        if constexpr (KEY_GATE) {
-          float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before;
-          float inverse = rcp(max_nan((1.f - gk[t]) * last + gk[t] * pi[t], TINY));
-          stay[i] = (1.f - gk[t]) * last * inverse;
-        }
+        extra[i] = extra_of(t);
+        if constexpr (KEY_GATE) stay[i] = stay_of(t);
       }
 #pragma unroll
       for (int i = 7; i >= 0; i--) {
@@ -483,21 +663,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       put_column(du_tile, p, half, du);
       sync_warp();
 #pragma unroll
-      for (int i = 0; i < 8; i++) {
-        const int t = half * 8 + i;
-        put_gradient<TB, J>(s + STAGE_BETA, p, t, e[i] * r[t] * delta[t]);
-        put_gradient<TX, 1>(s + STAGE_O, p, t, -over_mixtures(du[i]));  // dv; in full precision, for its terms cancel
-        if constexpr (KEY_GATE) {
-          float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t];
-          float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
-          put_gradient<TB, 1>(s + STAGE_GK, p, t, over_mixtures(finite(dz[i] * ((pi[t] - last) * inverse))));
-          float dpi = g * pi[t] * inverse * dz[i];
-          put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, dpi - pi[t] * over_mixtures(dpi));
-          if (t == 0 && chunk == 0) m = finite(dz[i] * ((1.f - g) * inverse));  // of the initial r itself
-        } else {
-          put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz[i] : dz[i] - pi[t] * over_mixtures(dz[i]));
-        }
-      }
+      for (int i = 0; i < 8; i++) put_gradients(half * 8 + i, e[i], du[i], dz[i]);
+    }
     }
 
     A16 du_columns[2];
@@ -509,8 +676,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       for (int i = 0; i < 2; i++) store_kept(du_kept, du_columns[i], i * 16, p), store_kept(ds_kept, ds_columns[i], i * 16, p);
       emit_state(a.chunk_dW + chunk_unit * STATE_PIECES * 32, dW, p.lane);
       decay_state(dW, decay, p);
-      add_outer(dW, du_columns, decay.keys_u, p.lane);
-      add_outer(dW, ds_columns, decay.queries, p.lane);
+      add_outer(dW, du_columns, decay.keys_u, OPERAND_ROW, p.lane);
+      add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
       sync_block();
     } else {
     A16 c_tokens[2], du_tokens[2];
@@ -529,11 +696,24 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         for (int h = 0; h < 2; h++)
           product(x[h], du_tokens[i], half_of(c_tokens[i], h)), product(y[h], ds_tokens[i], half_of(c_tokens[i], h));
       masked(x, 1), masked(y, 0);
+      if constexpr (BY_COLUMN) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) x[h][i] = gram_a[h][i], y[h][i] = gram_p[h][i];
+      }
       da = as_rows(x[0], x[1]), da_t = stacked(as_columns(x[0]), as_columns(x[1]));
       dp = as_rows(y[0], y[1]), dp_t = stacked(as_columns(y[0]), as_columns(y[1]));
     }
     // This warp's part of dq and dk, eight key dims at a time, and the adjoint of the state at the chunk's start.
     float* sums = (float*)mine;
+    float across[2][2];  // by column: decay across the chunk, of this lane's rows of the state
+    if constexpr (BY_COLUMN) {
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) across[i][h] = u_tile[i * 16 + h * 8 + p.row];
+    }
     sync_warp();
 #pragma unroll
     for (int ks = 0; ks < KS; ks++) {
@@ -547,9 +727,20 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           float dq[4] = {}, dk[4] = {};
 #pragma unroll
           for (int i = 0; i < 2; i++) {
-            float w[4];
-            state_tile(i, kt, w);
-            B16 wt = as_columns(w);
+            B16 wt;
+            if constexpr (BY_COLUMN) {
+#pragma unroll
+              for (int x = 0; x < NS; x++)
+#pragma unroll
+                for (int y = 0; y < 2; y++) {
+                  const u32* words = (const u32*)&a.chunk_W[(chunk_unit * STATE_PIECES + (x * 4 + 2 * i + y) * (KS / 2) + kt / 4) * 32 + p.lane];
+                  wt.x[x][y] = transposed(words[kt % 4]);
+                }
+            } else {
+              float w[4];
+              state_tile(i, kt, w);
+              wt = as_columns(w);
+            }
             product(dq, ds_tokens[i], wt);
             product(dk, du_tokens[i], wt);
             product(dk, c_tokens[i], as_columns(dW[i][kt]));
@@ -560,7 +751,13 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           *(float2_*)to = {dq[0], dq[1]}, *(float2_*)(to + 8 * SUM_ROW) = {dq[2], dq[3]};
           *(float2_*)(to + C * SUM_ROW) = {dk[0], dk[1]}, *(float2_*)(to + (C + 8) * SUM_ROW) = {dk[2], dk[3]};
 #pragma unroll
-          for (int i = 0; i < 2; i++) product(dW[i][kt], du_columns[i], kb[h]), product(dW[i][kt], ds_columns[i], qb[h]);
+          for (int i = 0; i < 2; i++) {
+            if constexpr (BY_COLUMN) {
+#pragma unroll
+              for (int x = 0; x < 4; x++) dW[i][kt][x] *= across[i][x >> 1];
+            }
+            product(dW[i][kt], du_columns[i], kb[h]), product(dW[i][kt], ds_columns[i], qb[h]);
+          }
         }
       }
     }
@@ -598,6 +795,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     flush<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN>((char*)(a.dkey_logits + wide), s + STAGE_LK, token, mixture, valid);
     flush<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN>((char*)(a.dquery_logits + wide), s + STAGE_LQ, token, mixture, valid);
     flush<1, VB * (int)sizeof(TX), V_ROW>((char*)(a.dv + narrow), s + STAGE_O, H * V * sizeof(TX), 0, valid);
+    if constexpr (DECAY == 2)
+      flush<J, VB * (int)sizeof(TD), D_ROW>((char*)((TD*)a.ddecay + wide), s + STAGE_D, H * J * V * sizeof(TD), V * sizeof(TD), valid);
     if (KEY_GATE) flush<1, VB * (int)sizeof(TB), B_ROW>((char*)(a.dkey_gate + narrow), s + STAGE_GK, H * V * sizeof(TB), 0, valid);
     if (QUERY_GATE) flush<1, VB * (int)sizeof(TB), B_ROW>((char*)(a.dquery_gate + narrow), s + STAGE_GQ, H * V * sizeof(TB), 0, valid);
   }

@@ -6,7 +6,7 @@ constexpr int TASKS = KS / 2;                   // warps per mixture
 constexpr int X_STRIDE = 33, X_FLOATS = C * X_STRIDE;
 constexpr int WARP_FLOATS = 3 * X_FLOATS + 2 * C * C + 32;
 constexpr int SUMS = J * 2 * C * KP;            // dq and dk of every mixture, later in the same place
-SHARED_BYTES((J * TASKS * WARP_FLOATS > SUMS ? J * TASKS * WARP_FLOATS : SUMS) * 4 + J * TASKS * C * 4)
+SHARED_BYTES((J * TASKS * WARP_FLOATS > SUMS ? J * TASKS * WARP_FLOATS : SUMS) * 4)
 static_assert(NW == J * TASKS, "one warp per 32 key dims of a mixture");
 constexpr int UNITS = V / DPW < 1 ? 1 : V / DPW;  // of 32 columns in a head
 
@@ -118,7 +118,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward_keys(const Arguments a) {
   for (int t = 0; t < C; t++) {
     const i64 token = (t0 + t) * H + head;
     bool here = there && t < valid;
-    alpha[t] = here ? ex2(LOG2E * to_float(a.decay[DECAY == 4 ? token * J + j : (token * J + j) * K + dim])) : 1.f;
+    alpha[t] = here ? ex2(LOG2E * to_float(a.decay[(token * J + j) * K + dim])) : 1.f;
     k[t] = here ? to_float(a.k[token * K + dim]) : 0.f, q[t] = here ? to_float(a.q[token * K + dim]) : 0.f;
   }
   float pre = 1.f;
@@ -165,19 +165,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward_keys(const Arguments a) {
   }
   sync_block();
   float* sums = (float*)shared;
-  float* heads = sums + (J * TASKS * WARP_FLOATS > SUMS ? J * TASKS * WARP_FLOATS : SUMS);
 #pragma unroll
   for (int t = C - 1; t >= 0; t--) {
     if (t < C - 1) flow[t] += flow[t < C - 1 ? t + 1 : t];
     sums[((j * 2) * C + t) * KP + dim] = dq[t], sums[((j * 2 + 1) * C + t) * KP + dim] = dk[t];
-    if constexpr (DECAY == 4) {
-      float x = there ? flow[t] : 0.f;
-#pragma unroll
-      for (int m = 1; m < 32; m *= 2) x += shfl_xor(x, m);
-      if (lane == 0) heads[warp * C + t] = x;
-    } else {
-      if (there && t < valid) store(a.ddecay + (((t0 + t) * H + head) * J + j) * K + dim, flow[t]);
-    }
+    if (there && t < valid) store(a.ddecay + (((t0 + t) * H + head) * J + j) * K + dim, flow[t]);
   }
   sync_block();
   for (int i = (int)threadIdx.x; i < 2 * C * K; i += NT) {
@@ -187,12 +179,4 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward_keys(const Arguments a) {
     for (int m = 0; m < J; m++) x += sums[((m * 2 + which) * C + t) * KP + d];
     if (t < valid) store((which ? a.dk : a.dq) + ((t0 + t) * H + head) * K + d, x);
   }
-  if constexpr (DECAY == 4)
-    for (int i = (int)threadIdx.x; i < J * C; i += NT) {
-      int m = i / C, t = i % C;
-      float x = 0.f;
-#pragma unroll
-      for (int w = 0; w < TASKS; w++) x += heads[(m * TASKS + w) * C + t];
-      if (t < valid) store(a.ddecay + ((t0 + t) * H + head) * J + m, x);
-    }
 }

@@ -4,25 +4,21 @@
 #pragma once
 #include "layout.cuh"
 
-DEVICE void put_operand(char* tile, int t, int dim, float x) {
-  char* to = tile + t * OPERAND_ROW + dim * 2;
-  Pair y = pack(x, 0.f);
-#pragma unroll
-  for (int s = 0; s < NS; s++) *(u16*)(to + s * OPERAND_TILE) = (u16)y.x[s];
-}
-
-// One channel (j, key dim) over the 16 tokens of a chunk.
+// One channel, of key dims or of columns, over the 16 tokens of a chunk.
 struct Channel {
-  float alpha[C];  // exp(log_decay)
-  float pre[C];    // product from the start of the block up to and with this token
-  float suf[C];    // product of the tokens after this one to the end of the block
+  float pre[C];  // product of the decays from the start of the block up to and with this token's
+  float suf[C];  // product of those of the tokens after this one to the end of the block
 
   DEVICE void load(const char* tile, int j, int dim) {
 #pragma unroll
     for (int t = 0; t < C; t++) {
-      alpha[t] = ex2(LOG2E * to_float(*(const TD*)(tile + (t * J + j) * D_ROW + (DECAY == 4 ? 0 : dim) * sizeof(TD))));
-      pre[t] = alpha[t], suf[t] = 1.f;
+      pre[t] = ex2(LOG2E * to_float(*(const TD*)(tile + (t * J + j) * D_ROW + dim * sizeof(TD))));
+      suf[t] = 1.f;
     }
+  }
+  DEVICE void load(const float (&alpha)[C]) {
+#pragma unroll
+    for (int t = 0; t < C; t++) pre[t] = alpha[t], suf[t] = 1.f;
   }
   // What a reader of errors at token t sees of the blocks before its own, inside its own block.
   DEVICE float read(int t, int level) const {
@@ -158,18 +154,23 @@ DEVICE void clear(const KeyDecay& d) {
   for (int i = (int)threadIdx.x; i < J * 256; i += NT) d.blocks[i] = 0.f;
 }
 
-// The decays of a chunk into a tile; those by head as one number per row.
-DEVICE void fetch_decay(char* tile, const TD* decay, i64 row, i64 H, int valid) {
-  if constexpr (DECAY == 1) {
+// The decays of a chunk into a tile, where they are by key or output dim.
+DEVICE void fetch_decay(char* tile, const TD* decay, i64 row, i64 H, int vt, int valid) {
+  if constexpr (DECAY == 1)
     fetch<J, K * (int)sizeof(TD), D_ROW>(tile, (const char*)(decay + row * J * K), H * J * K * sizeof(TD), K * sizeof(TD), valid);
-  } else {
-    for (int i = (int)threadIdx.x; i < C * J; i += NT) {
-      TD x = {};
-      if (i / J < valid) x = decay[(row + i / J * H) * J + i % J];
-      *(TD*)(tile + i * D_ROW) = x;
-    }
+  if constexpr (DECAY == 2)
+    fetch<J, VB * (int)sizeof(TD), D_ROW>(tile, (const char*)(decay + row * J * V + vt * VB), H * J * V * sizeof(TD), V * sizeof(TD), valid);
+}
+// The decay of a lane's column at the 16 tokens of a chunk.
+DEVICE void load_decay(float (&alpha)[C], const char* tile, const TD* decay, i64 row, i64 H, int valid, const Place& p) {
+  if constexpr (DECAY == 2) load_column<TD, J>(alpha, tile, p);
+#pragma unroll
+  for (int t = 0; t < C; t++) {
+    if (DECAY == 3) alpha[t] = t < valid && p.j < J ? to_float(decay[(row + t * H) * J + p.j]) : 0.f;
+    alpha[t] = ex2(LOG2E * alpha[t]);
   }
 }
+constexpr int DECAY_TILE = DECAY == 1 || DECAY == 2 ? C * J * D_ROW : 0;
 // Keys decayed to the chunk's end, and the decay across it: all that a state needs to walk forward.
 DEVICE void prepare_end(const KeyDecay& d, const char* k_raw, const char* decay_raw) {
   for (int c = (int)threadIdx.x; c < J * KP; c += NT) {
@@ -178,13 +179,23 @@ DEVICE void prepare_end(const KeyDecay& d, const char* k_raw, const char* decay_
 #pragma unroll
     for (int t = C - 1; t >= 0; t--) {
       put_operand(d.keys_end + j * GROUP_TILE, t, dim, after * to_float(*(const TX*)(k_raw + t * X_ROW + dim * sizeof(TX))));
-      after *= ex2(LOG2E * to_float(*(const TD*)(decay_raw + (t * J + j) * D_ROW + (DECAY == 4 ? 0 : dim) * sizeof(TD))));
+      after *= ex2(LOG2E * to_float(*(const TD*)(decay_raw + (t * J + j) * D_ROW + dim * sizeof(TD))));
     }
     d.total[j * KP + dim] = after;
   }
   sync_block();
 }
 // W = Γ W + Σ x ⊗ y over the tokens of a chunk, for operands x [16 columns, tokens] and y in a tile per group.
+DEVICE void decay_rows(float (&W)[2][KT][4], const float* factors, const Place& p) {  // by column
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float g = factors[m * 16 + (i >> 1) * 8 + p.row];
+#pragma unroll
+      for (int kt = 0; kt < KT; kt++) W[m][kt][i] *= g;
+    }
+}
 DEVICE void decay_state(float (&W)[2][KT][4], const KeyDecay& d, const Place& p) {
 #pragma unroll
   for (int m = 0; m < 2; m++)
@@ -196,13 +207,13 @@ DEVICE void decay_state(float (&W)[2][KT][4], const KeyDecay& d, const Place& p)
         W[m][kt][2 * h] *= total[0], W[m][kt][2 * h + 1] *= total[1];
       }
 }
-DEVICE void add_outer(float (&W)[2][KT][4], const A16 (&x)[2], const char* tiles, int lane) {
+DEVICE void add_outer(float (&W)[2][KT][4], const A16 (&x)[2], const char* tiles, int row, int lane) {
 #pragma unroll
   for (int g = 0; g < NG; g++)
 #pragma unroll
     for (int ks = 0; ks < KS; ks++) {
       B16 y, z;
-      load_transposed(y, z, tiles + g * GROUP_TILE, OPERAND_TILE, OPERAND_ROW, ks * 16, lane);
+      load_transposed(y, z, tiles + g * GROUP_TILE, OPERAND_TILE, row, ks * 16, lane);
 #pragma unroll
       for (int m = 0; m < 2; m++) {
         bool low = group_of(2 * m) == g, high = group_of(2 * m + 1) == g;

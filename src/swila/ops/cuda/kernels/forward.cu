@@ -75,11 +75,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     if constexpr (BY_KEY) {
       prepare(decay, k_tile, q_tile, s + STAGE_D, p);
     } else if constexpr (!RAW) {
-      for (int i = (int)threadIdx.x; i < C * KP; i += NT) {
-        int t = i / KP, dim = i % KP;
-        put_operand(operands, t, dim, to_float(*(const TX*)(k_tile + t * X_ROW + dim * sizeof(TX))));
-        put_operand(operands + NS * OPERAND_TILE, t, dim, to_float(*(const TX*)(q_tile + t * X_ROW + dim * sizeof(TX))));
-      }
+      as_operands(operands, k_tile);
+      as_operands(operands + NS * OPERAND_TILE, q_tile);
       sync_block();
       k_tile = operands, q_tile = operands + NS * OPERAND_TILE;
     }
@@ -202,12 +199,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
       sync_warp();
 #pragma unroll
       for (int t = 0; t < C; t++) qs[t] = u_tile[t * U_ROW + p.column];
-      if constexpr (DECAY == 2) load_column<TD, J>(alpha, s + STAGE_D, p);
-#pragma unroll
-      for (int t = 0; t < C; t++) {
-        if (DECAY == 3) alpha[t] = t < valid && p.j < J ? to_float(a.decay[((t0 + t) * H + head) * J + p.j]) : 0.f;
-        alpha[t] = ex2(LOG2E * alpha[t]);
-      }
+      load_decay(alpha, s + STAGE_D, a.decay, t0 * H + head, H, valid, p);
 #pragma unroll
       for (int t = 0; t < C; t++) {
         if (!POST) {
@@ -244,14 +236,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
       }
       put_columns(c_tile, p, w);
       sync_warp();
-#pragma unroll
-      for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          float g = u_tile[m * 16 + (i >> 1) * 8 + p.row];
-#pragma unroll
-          for (int kt = 0; kt < KT; kt++) W[m][kt][i] *= g;
-        }
+      decay_rows(W, u_tile, p);
     } else {
       const float* blocks = a_tile;
       Pair cross[NG];
@@ -313,18 +298,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 #pragma unroll
     for (int m = 0; m < 2; m++) ca[m] = load_columns_operand(c_tile, m * 16, p.lane);
     if constexpr (!BY_COLUMN) keep_c();
-    if constexpr (BY_KEY) {
-      decay_state(W, decay, p);
-      add_outer(W, ca, decay.keys_end, p.lane);
-    } else {
-#pragma unroll
-      for (int ks = 0; ks < KS; ks++) {
-        B16 x, y;
-        load_transposed(x, y, k_tile, OPERAND_TILE, RAW ? X_ROW : OPERAND_ROW, ks * 16, p.lane);
-#pragma unroll
-        for (int m = 0; m < 2; m++) product(W[m][2 * ks], ca[m], x), product(W[m][2 * ks + 1], ca[m], y);
-      }
-    }
+    if constexpr (BY_KEY) decay_state(W, decay, p);
+    add_outer(W, ca, BY_KEY ? decay.keys_end : k_tile, RAW ? X_ROW : OPERAND_ROW, p.lane);
     if constexpr (!BY_COLUMN) {
       A16 pf;
       if constexpr (!BY_KEY) {

@@ -10,7 +10,7 @@ constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_V = STAGE_Q + C 
 constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_D = STAGE_GQ + QUERY_GATE * C * B_ROW;
-constexpr int STAGE_BYTES = STAGE_D + (DECAY == 1 || DECAY == 2 ? C * J * D_ROW : 0);
+constexpr int STAGE_BYTES = STAGE_D + DECAY_TILE;
 
 struct Arguments {
   const TX *q, *k, *v;
@@ -41,8 +41,6 @@ DEVICE void fetch_chunk(const Arguments& a, char* s, i64 t0, i64 stop, i64 head,
   i64 gate = row * V + vt * VB;
   if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + gate), H * V * sizeof(TB), 0, valid);
   if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + gate), H * V * sizeof(TB), 0, valid);
-  if constexpr (BY_KEY) fetch_decay(s + STAGE_D, a.decay, row, H, valid);
-  if (DECAY == 2)
-    fetch<J, VB * (int)sizeof(TD), D_ROW>(s + STAGE_D, (const char*)(a.decay + wide), H * J * V * sizeof(TD), V * sizeof(TD), valid);
+  fetch_decay(s + STAGE_D, a.decay, row, H, vt, valid);
   copy_commit();
 }

@@ -1,7 +1,7 @@
 // Sizes of one specialisation, the place of every number in a warp, and tiles of 16 tokens in shared memory.
 //
 // Defined by the program that compiles this: K_DIM, V_DIM, MIXTURES, TX (q, k, v), TB (beta, logits, gates), TD (decay),
-// DECAY (0 none, 1 by key dim, 2 by output dim, 3 by head, 4 by head but treated as by key dim), POST, NORMALIZE, KEY_GATE, QUERY_GATE, STATS, INDEX, WARPS.
+// DECAY (0 none, 1 by key dim, 2 by output dim, 3 by head), POST, NORMALIZE, KEY_GATE, QUERY_GATE, STATS, INDEX, WARPS.
 //
 // A block works on VB output dims of one (sequence, head), a warp on 32 columns (j, d) of it, a lane on one column:
 // within the warp a column is number j * DPW + d, as the tiles of matrix products have it. DPW = 32 / JP output dims.
@@ -20,7 +20,7 @@ constexpr int DPW = 32 / JP;
 constexpr int NW = WARPS, VB = V < NW * DPW ? V : NW * DPW, VT = V / VB;  // blocks along the output dims
 constexpr int NT = NW * 32;
 constexpr bool DEAD = JP != J || V < DPW;  // some lanes have no column
-constexpr bool BY_KEY = DECAY == 1 || DECAY == 4, BY_COLUMN = DECAY == 2 || DECAY == 3;
+constexpr bool BY_KEY = DECAY == 1, BY_COLUMN = DECAY == 2 || DECAY == 3;
 constexpr int NG = BY_KEY ? J : 1;  // groups of columns with key decays of their own
 // Operands of matrix products: bf16, or where inputs are more precise the sum of two of them.
 constexpr int NS = same<TX, bf16>::value ? 1 : 2;
@@ -357,6 +357,31 @@ DEVICE void store_kept(u32* tile, const A16& a, int from, const Place& p) {
   for (int s = 0; s < NS; s++)
 #pragma unroll
     for (int i = 0; i < 4; i++) tile[s * 256 + (from + p.row + (i & 1) * 8) * 8 + p.quad + (i >> 1) * 4] = a.x[s][i];
+}
+// The 16 tokens of a lane's column out of such a tile.
+DEVICE void load_kept_column(float (&x)[C], const uint4_* tile, const Place& p) {
+#pragma unroll
+  for (int t = 0; t < C; t++) x[t] = 0.f;
+#pragma unroll
+  for (int s = 0; s < NS; s++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      uint4_ w = tile[s * 64 + p.column * 2 + h];
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        x[h * 8 + 2 * i] += as_float(w.x[i] << 16), x[h * 8 + 2 * i + 1] += as_float(w.x[i] & 0xffff0000u);
+    }
+}
+// A raw tile of keys or queries as operands.
+DEVICE void put_operand(char* tile, int t, int dim, float x) {
+  char* to = tile + t * OPERAND_ROW + dim * 2;
+  Pair y = pack(x, 0.f);
+#pragma unroll
+  for (int s = 0; s < NS; s++) *(u16*)(to + s * OPERAND_TILE) = (u16)y.x[s];
+}
+DEVICE void as_operands(char* tile, const char* raw) {
+  for (int i = (int)threadIdx.x; i < C * KP; i += NT)
+    put_operand(tile, i / KP, i % KP, to_float(*(const TX*)(raw + i / KP * X_ROW + i % KP * sizeof(TX))));
 }
 // States as operands: [plane][tile of 8 columns][pair of steps][lane] of 16 bytes.
 constexpr int STATE_PIECES = NS * 4 * (KS / 2);

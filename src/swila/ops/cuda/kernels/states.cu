@@ -2,8 +2,9 @@
 // Only where a decay keeps the backward from walking the state back.
 #include "decay.cuh"
 
-constexpr int STAGE_K = 0, STAGE_D = C * X_ROW, STAGE_BYTES = STAGE_D + C * J * D_ROW;
-SHARED_BYTES(STAGE_BYTES + KEY_DECAY_BYTES)
+constexpr int STAGE_K = 0, STAGE_D = C * X_ROW, STAGE_BYTES = STAGE_D + DECAY_TILE;
+constexpr int WARP_BYTES = BY_COLUMN ? NS * PAIR_PLANE + 32 * 4 : 0, OPERANDS = BY_COLUMN && !RAW ? NS * OPERAND_TILE : 0;
+SHARED_BYTES(STAGE_BYTES + KEY_DECAY_BYTES + OPERANDS + NW * WARP_BYTES)
 
 struct Arguments {
   const TX* k;
@@ -19,7 +20,10 @@ struct Arguments {
 KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
   SHARED(shared);
   const Place p = place();
-  const KeyDecay decay = key_decay_at(shared + STAGE_BYTES);
+  KeyDecay decay;
+  if constexpr (BY_KEY) decay = key_decay_at(shared + STAGE_BYTES);
+  char *operands = shared + STAGE_BYTES, *c_tile = operands + OPERANDS + p.warp * WARP_BYTES;
+  float* factors = (float*)(c_tile + NS * PAIR_PLANE);
   const i64 block = blockIdx.x, H = a.H, T = a.T, head = block / VT % H, item = block / VT / H;
   const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;
   Span span;
@@ -68,16 +72,37 @@ KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
     const i64 unit = chunk_row(a.bounds, span, (t0 - span.begin) / C, T) * warp_units + warp_unit;
     sync_block();
     fetch<1, K * (int)sizeof(TX), X_ROW>(shared + STAGE_K, (const char*)(a.k + (t0 * H + head) * K), H * K * sizeof(TX), 0, valid);
-    fetch_decay(shared + STAGE_D, a.decay, t0 * H + head, H, valid);
+    fetch_decay(shared + STAGE_D, a.decay, t0 * H + head, H, vt, valid);
     copy_commit();
     emit_state(a.chunk_W + unit * STATE_PIECES * 32, W, p.lane);
-    A16 c[2];
-#pragma unroll
-    for (int m = 0; m < 2; m++) c[m] = load_kept((const u32*)(a.kept_c + unit * NS * 64), m * 16, p);
     copy_wait<0>();
     sync_block();
-    prepare_end(decay, shared + STAGE_K, shared + STAGE_D);
-    decay_state(W, decay, p);
-    add_outer(W, c, decay.keys_end, p.lane);
+    const uint4_* kept = a.kept_c + unit * NS * 64;
+    A16 c[2];
+    if constexpr (BY_KEY) {
+#pragma unroll
+      for (int m = 0; m < 2; m++) c[m] = load_kept((const u32*)kept, m * 16, p);
+      prepare_end(decay, shared + STAGE_K, shared + STAGE_D);
+      decay_state(W, decay, p);
+      add_outer(W, c, decay.keys_end, OPERAND_ROW, p.lane);
+    } else {
+      float alpha[C], written[C], after = 1.f;
+      load_decay(alpha, shared + STAGE_D, a.decay, t0 * H + head, H, valid, p);
+      load_kept_column(written, kept, p);
+#pragma unroll
+      for (int t = C - 1; t >= 0; t--) written[t] *= after, after *= alpha[t];
+      put_columns(c_tile, p, written);
+      factors[p.column] = after;
+      const char* k_tile = shared + STAGE_K;
+      if constexpr (!RAW) {
+        as_operands(operands, k_tile);
+        k_tile = operands;
+      }
+      sync_block();
+#pragma unroll
+      for (int m = 0; m < 2; m++) c[m] = load_columns_operand(c_tile, m * 16, p.lane);
+      decay_rows(W, factors, p);
+      add_outer(W, c, k_tile, RAW ? X_ROW : OPERAND_ROW, p.lane);
+    }
   }
 }
