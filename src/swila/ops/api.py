@@ -62,7 +62,7 @@ def switching_delta_rule(
             starts from its own state.
         return_state: whether to return the state after the last token of each sequence.
         routing_stats: whether to return usage and entropy of the responsibilities and of the mix.
-        backend: ``"auto"`` (the fastest that serves the call), or ``"numba"``, ``"blocked"`` or ``"reference"``. A
+        backend: ``"auto"`` (the fastest that serves the call), or ``"cuda"``, ``"numba"``, ``"blocked"``, ``"reference"``. A
             backend asked for by name never falls back.
 
     Returns:
@@ -95,12 +95,14 @@ def switching_delta_rule_step(
     initial_state: SwitchingState | None = None,
     return_state: bool = True,
     backend: str = "auto",
+    inplace: bool = False,
 ) -> SwitchingOutput:
     """One token of :func:`switching_delta_rule`, for decoding: pass each call the state the last one returned.
 
     Arguments as there, for one token: either with their time axis of length 1 (``q [B, 1, H, K]``, ...) or without
     it (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...); the output follows ``q``. The state
-    comes back unless ``return_state=False``.
+    comes back unless ``return_state=False``. With ``inplace`` it is written over ``initial_state`` and comes back as the
+    same tensors: no second state in memory, and addresses that a captured CUDA graph can rely on; without gradients.
     """
     tokens = [q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate]
     has_time = not isinstance(q, Tensor) or q.ndim != 3
@@ -114,17 +116,33 @@ def switching_delta_rule_step(
     elif isinstance(q, Tensor) and q.ndim == 4 and q.shape[1] != 1:
         raise ValueError(f"q must be one token, [B, 1, H, K] or [B, H, K], got shape {list(q.shape)}")
     x = Inputs.of([*tokens, *as_state(initial_state)])
-    results = _run(x, Options(decay_order, normalize, return_state), backend, step=True)
+    if inplace:
+        if x.W is None or not return_state:
+            raise ValueError(
+                "inplace must be False without a state to write to: it needs initial_state and return_state=True"
+            )
+        if needs_grad(x):
+            raise ValueError("inplace must be False where gradients are needed, got an input that requires them")
+    results = _run(x, Options(decay_order, normalize, return_state), backend, step=True, inplace=inplace)
     output = results.output if has_time else results.output.squeeze(1)
     return SwitchingOutput(output, results.state)
 
 
-def _run(x: Inputs, options: Options, backend: str, step: bool = False) -> Results:
+def _run(x: Inputs, options: Options, backend: str, step: bool = False, inplace: bool = False) -> Results:
     if torch.compiler.is_compiling():
-        return library.call(x, options, backend, step)
+        results = library.call(x, options, backend, step)
+        return _written_over(x, results) if inplace else results
     check_call(x, options)
-    chosen = choose_backend(backend, Problem.of(x, options, needs_grad(x)), step)
-    forward = chosen.step if step and chosen.step is not None else chosen.differentiable
+    problem = Problem.of(x, options, needs_grad(x))
+    chosen = choose_backend(backend, problem, step)
+    if inplace and chosen.step_inplace is not None and all(t is None or t.is_contiguous() for t in x[9:12]):
+        check_values(x)
+        return chosen.step_inplace(x, options)
+    if inplace:
+        return _written_over(x, _run(x, options, chosen.name, step))
+    forward = chosen.differentiable
+    if step and chosen.step is not None and (chosen.step_has_gradients or not problem.needs_grad):
+        forward = chosen.step
     if forward is None:
         if any(t is not None and unpack_dual(t).tangent is not None for t in x):
             raise ValueError(
@@ -134,3 +152,11 @@ def _run(x: Inputs, options: Options, backend: str, step: bool = False) -> Resul
         return library.call(x, options, chosen.name)
     check_values(x)
     return forward(x, options)
+
+
+def _written_over(x: Inputs, results: Results) -> Results:
+    """The results with the new state in the place of the old one."""
+    for old, new in zip((x.W, x.r, x.rho), results.final, strict=True):
+        if old is not None and new is not None:
+            old.copy_(new)
+    return results._replace(W=x.W, r=x.r, rho=x.rho)

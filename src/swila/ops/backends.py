@@ -42,6 +42,8 @@ class Backend:
         saved_like: ``(inputs, options) -> saved`` with empty tensors of the same shapes, for tracing.
         differentiable: the forward as autograd-traceable torch code, where the backend has one; used in eager mode.
         step: ``(inputs, options) -> results`` for T = 1, where the backend has a way made for decoding.
+        step_inplace: the same with the new state written over the old one.
+        step_has_gradients: whether autograd can trace ``step``.
         unusable: why it cannot run on this machine, or None.
         refuses: why it cannot serve a problem, or None.
         slow_on_gpu: ``auto`` says so once when it must take this one for a GPU.
@@ -54,6 +56,8 @@ class Backend:
     saved_like: Callable[[Inputs, Options], list[Tensor]] = lambda x, options: []
     differentiable: Callable[[Inputs, Options], Results] | None = None
     step: Callable[[Inputs, Options], Results] | None = None
+    step_inplace: Callable[[Inputs, Options], Results] | None = None
+    step_has_gradients: bool = True
     unusable: Callable[[], str | None] = _no_objection
     refuses: Callable[[Problem], str | None] = _no_objection
     slow_on_gpu: bool = False

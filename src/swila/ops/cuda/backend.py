@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -112,15 +112,15 @@ class Kernels:
         state = {name: torch.empty_like(t) for name in STATE if (t := getattr(x, name)) is not None}
         dout = torch.zeros_like(x.v) if grads.output is None else _dense(grads.output)
         dfinal = [None if g is None else _dense(g) for g in grads.final]
-        partial = new(2, tiles, B, T, H, K) if tiles > 1 and not by_key else None
+        parts = new(2, tiles, B, T, H, K) if tiles > 1 and not by_key else None
         arguments = [
             x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.cu_seqlens, dout, *dfinal,
             _spread(grads, B * T), *_three(kept), x.log_decay, chunk_W, chunk_du, chunk_ds, chunk_dW, out["q"], out["k"],
-            partial, out["v"], *(out.get(name) for name in GATED), ddecay, *(state.get(name) for name in STATE), N, T, H,
+            parts, out["v"], *(out.get(name) for name in GATED), ddecay, *(state.get(name) for name in STATE), N, T, H,
         ]  # fmt: skip
         self.launch("backward", spec, flags, N * H, arguments, device)
-        if partial is not None:
-            out["q"], out["k"] = partial.sum(1)
+        if parts is not None:
+            out["q"], out["k"] = parts.sum(1)
         if by_key:
             per_chunk = [
                 x.q, x.k, x.log_decay, x.cu_seqlens, kept[1], chunk_du, chunk_ds, chunk_W, chunk_dW, out["q"], out["k"],
@@ -130,6 +130,21 @@ class Kernels:
         elif ddecay is not None and ddecay is not out["log_decay"]:
             out["log_decay"] = ddecay.sum(4, keepdim=True)
         return {name: grad.to(getattr(given, name).dtype) for name, grad in (out | state).items()}
+
+
+    def step(self, x: Inputs, options: Options, inplace: bool = False) -> Results:
+        """One token, without gradients; ``inplace`` writes the new state over the old one."""
+        results = Results(torch.empty_like(x.v))
+        if inplace:
+            results = results._replace(W=x.W, r=x.r, rho=x.rho)
+        elif options.return_state:
+            results = empty_results(x, options)
+        x = prepared(x)
+        spec, device = Specialization.of(x, options), _index(x)
+        N, H = x.q.shape[0], x.q.shape[2]
+        arguments = [*_inputs(x)[:-1], results.output, *results.final]
+        self.launch("step", spec, {"STATS": 0}, N * H, arguments, device)
+        return results if options.return_state else Results(results.output)
 
 
 def _three(kept: list[Tensor]) -> list[Tensor | None]:
@@ -201,6 +216,9 @@ BACKEND = Backend(
     forward=_kernels.forward,
     backward=_kernels.backward,
     saved_like=saved_like,
+    step=_kernels.step,
+    step_inplace=partial(_kernels.step, inplace=True),
+    step_has_gradients=False,
     unusable=_unusable,
     refuses=_refuses,
 )

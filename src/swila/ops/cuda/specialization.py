@@ -78,10 +78,14 @@ class Specialization:
         """How many warps of a kernel may share a block."""
         if kernel == "backward_keys":
             return self.layout.J * self.layout.key_dims // 32
+        if kernel == "step":
+            return min(self.layout.K * self.layout.V // 128, 4)
         return min(self.layout.warps, 8)
 
     def blocks(self, kernel: str, warps: int) -> int:
         """How many blocks a head takes with so many warps each."""
+        if kernel == "step":
+            return self.layout.K * self.layout.V // (128 * warps)
         return 1 if kernel == "backward_keys" else self.layout.warps // warps
 
     def defines(self, warps: int, **flags: int) -> dict[str, str]:
