@@ -14,16 +14,16 @@ constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * L
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW, STAGE_D = STAGE_C;
 constexpr int STAGE_BYTES = DECAY ? STAGE_D + DECAY_TILE : STAGE_C + NW * NS * PAIR_PLANE;
-// Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
+// Of a warp: exchange between layouts, operands, and its part of dq and dk.
 constexpr int SUM_ROW = KP + 8;
 constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
-constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
-constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
+constexpr int WARP_SUM = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
+constexpr int WARP_A = WARP_SUM + SUM_BYTES;
 constexpr bool W_SHARED = KP > 64 && !DECAY;  // two states are too much for the registers
 constexpr int WARP_C = WARP_A + (BY_COLUMN ? 2 * C * C : 2 * 64) * 4, WARP_W = WARP_C + BY_COLUMN * NS * PAIR_PLANE;
 constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
 constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
-constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES + 16;
 constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
 SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
 
@@ -54,22 +54,25 @@ DEVICE float finite(float x) {
   const float most = 2.5e28f;
   return x > most ? most : x < -most ? -most : x;
 }
-// Write a tile that holds gradients now back to where its inputs came from.
-template <int R, int BYTES, int ROW, int TOKEN = R * ROW>
-DEVICE void flush(char* to, const char* tile, i64 token_bytes, i64 row_stride, int valid) {
-  constexpr int PIECES = BYTES / 16, ALL = C * R * PIECES;
-#pragma unroll
-  for (int first = 0; first < ALL; first += NT) {
-    int i = first + (int)threadIdx.x;
-    if (ALL % NT == 0 || i < ALL) {
-      int row = i / PIECES, x = i % PIECES, t = row / R, j = row % R;
-      if (t < valid) *(uint4_*)(to + t * token_bytes + j * row_stride + x * 16) = *(const uint4_*)(tile + t * TOKEN + j * ROW + x * 16);
-    }
-  }
-}
+// Gradients take the place of the inputs in a warp's columns of a tile, and go from there to memory.
 template <class T, int R, int TOKEN = R * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
-  if (p.alive && (R > 1 || p.j == 0))
+  if ((!DEAD || p.alive) && (R == J || p.j == 0))
     store((T*)(tile + t * TOKEN + (R > 1 ? p.j : 0) * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
+}
+template <int BYTES> struct Piece { typedef uint4_ type; };
+template <> struct Piece<8> { typedef float2_ type; };
+template <> struct Piece<4> { typedef u32 type; };
+template <class T, int R, int TOKEN = R * row_bytes<T>(VB)>
+DEVICE void flush(T* to, const char* tile, u32 token, int valid, const Place& p) {
+  constexpr int BYTES = (V < DPW ? V : DPW) * (int)sizeof(T), PIECE = BYTES < 16 ? BYTES : 16;
+  constexpr int PIECES = BYTES / PIECE, ALL = C * R * PIECES;
+  typedef typename Piece<PIECE>::type piece;
+#pragma unroll
+  for (int from = 0; from < ALL; from += 32) {
+    int i = from + p.lane, t = i / (R * PIECES), j = i / PIECES % R, x = i % PIECES * (PIECE / (int)sizeof(T));
+    if ((ALL % 32 == 0 || i < ALL) && t < valid)
+      *(piece*)(to + (i64)(t * token + j * V + x)) = *(const piece*)((const T*)(tile + t * TOKEN + j * row_bytes<T>(VB)) + p.warp * DPW + x);
+  }
 }
 
 KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
@@ -82,6 +85,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   char* operands = shared + STAGES * STAGE_BYTES + NW * WARP_BYTES;
   KeyDecay decay;
   if constexpr (BY_KEY) decay = key_decay_at(operands);
+  u64* summed = (u64*)(operands + OPERANDS + KEY_DECAY_BYTES);  // passed when all warps have read each other's sums
 
   const i64 block = blockIdx.x, H = a.H, T = a.T;
   const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;
@@ -111,6 +115,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   if constexpr (K_PADDED)
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
   if constexpr (BY_KEY) clear(decay);
+  if (threadIdx.x == 0) barrier_init(summed, NW);
   sync_block();
 
   auto valid_of = [&](i64 chunk) {
@@ -142,7 +147,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       copy_async(s + STAGE_C + (p.warp * NS + i / 2) * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16, c + i * 32, chunk >= 0);
     copy_commit();
   };
-  if (STAGES == 2) fetch_stage((int)((chunks - 1) % STAGES), chunks - 1);
+  if (STAGES == 2) {
+    fetch_stage((int)((chunks - 1) % STAGES), chunks - 1);
+    copy_wait<0>();
+    sync_block();
+  }
 
   float W[2][KT][4];  // where they fit into registers
   for (i64 chunk = chunks - 1; chunk >= 0; chunk--) {
@@ -150,9 +159,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     const int valid = valid_of(chunk);
     char* s = shared + (int)(chunk % STAGES) * STAGE_BYTES;
     if constexpr (STAGES == 2) {
-      copy_wait<0>();
-      sync_block();
-      fetch_stage((int)((chunk + 1) % STAGES), chunk - 1);
+      fetch_stage((int)((chunk + 1) % STAGES), chunk - 1);  // all warps were done with that stage when they last met
     } else {
       sync_block();
       fetch_stage(0, chunk);
@@ -171,6 +178,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
 
     const i64 chunk_unit = chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit;
+    const i64 row = t0 * H + head, wide = row * J * V + first, narrow = row * V + first;
+    const u32 wide_token = (u32)(H * J * V), narrow_token = (u32)(H * V);
     float r_before = 1.f / J, rho_before = 1.f / J;
     if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
     if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
@@ -318,7 +327,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     load_column<TX, 1>(delta, s + STAGE_V, p);
     float ku[C], qs[C], read[C], alpha[C], written[C];  // by column: k · W and q · W, what each token reads, decays, and c
     if constexpr (BY_COLUMN) {
-      load_decay(alpha, s + STAGE_D, a.decay, t0 * H + head, H, valid, p);
+      load_decay(alpha, s + STAGE_D, a.decay, row, H, valid, p);
       load_kept_column(written, a.kept_c + chunk_unit * NS * 64, p);
 #pragma unroll
       for (int t = 0; t < C; t++) ku[t] = u_tile[t * U_ROW + p.column];
@@ -395,12 +404,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         if (DEAD && !p.alive) back = 0.f;
         if constexpr (QUERY_GATE) {
           back += drho;
-          float dg = over_mixtures(back * (lq[t] - (t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before)));
+          float dg = sum_mixtures(back * (lq[t] - (t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before)));
           put_gradient<TB, 1>(s + STAGE_GQ, p, t, dg);
           drho = (1.f - gq[t]) * back;
           back *= gq[t];
         }
-        put_gradient<TB, J, BY_TOKEN>(s + STAGE_LQ, p, t, lq[t] * (back - over_mixtures(lq[t] * back)));
+        put_gradient<TB, J, BY_TOKEN>(s + STAGE_LQ, p, t, lq[t] * (back - sum_mixtures(lq[t] * back)));
       }
       sync_warp();
 #pragma unroll
@@ -478,16 +487,17 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     // What a token's adjoints e, du, dz give its inputs; m of the initial state is that of r itself.
     auto put_gradients = [&](int t, float e, float du, float dz) {
       put_gradient<TB, J>(s + STAGE_BETA, p, t, e * r[t] * delta[t]);
-      put_gradient<TX, 1>(s + STAGE_O, p, t, -over_mixtures(du));  // dv; in full precision, for its terms cancel
+      put_gradient<TX, 1>(s + STAGE_O, p, t, -sum_mixtures(du));  // of dv; not from du as an operand, for its terms cancel
       if constexpr (KEY_GATE) {
         float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t];
         float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
-        put_gradient<TB, 1>(s + STAGE_GK, p, t, over_mixtures(finite(dz * ((pi[t] - last) * inverse))));
+        float dg = sum_mixtures(finite(dz * ((pi[t] - last) * inverse)));
+        put_gradient<TB, 1>(s + STAGE_GK, p, t, dg);
         float dpi = g * pi[t] * inverse * dz;
-        put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, dpi - pi[t] * over_mixtures(dpi));
+        put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, dpi - pi[t] * sum_mixtures(dpi));
         if (t == 0 && chunk == 0) m = finite(dz * ((1.f - g) * inverse));  // of the initial r itself
       } else {
-        put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - pi[t] * over_mixtures(dz));
+        put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - pi[t] * sum_mixtures(dz));
       }
     };
     if constexpr (BY_COLUMN) {
@@ -560,8 +570,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       for (int t = C - 1; t >= 0; t--) {
         if (t < C - 1) flow[t] += flow[t < C - 1 ? t + 1 : t];
         if constexpr (DECAY == 2) put_gradient<TD, J>(s + STAGE_D, p, t, flow[t]);
-        if (DECAY == 3 && p.alive && t < valid)
-          ((float*)a.ddecay)[(((t0 + t) * H + head) * J + p.j) * V + first + p.d] = flow[t];
+        if (DECAY == 3 && p.alive && t < valid) ((float*)a.ddecay)[wide + (i64)t * wide_token + p.j * V + p.d] = flow[t];
       }
       // dA and dP, level by level: tiles of readers and writers, decayed to where their block is split.
       Channel channel;
@@ -667,6 +676,14 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
     }
 
+    sync_warp();
+    flush<TB, J>(a.dbeta + wide, s + STAGE_BETA, wide_token, valid, p);
+    flush<TB, J, LK_TOKEN>(a.dkey_logits + wide, s + STAGE_LK, wide_token, valid, p);
+    flush<TB, J, BY_TOKEN>(a.dquery_logits + wide, s + STAGE_LQ, wide_token, valid, p);
+    flush<TX, 1>(a.dv + narrow, s + STAGE_O, narrow_token, valid, p);
+    if (KEY_GATE) flush<TB, 1>(a.dkey_gate + narrow, s + STAGE_GK, narrow_token, valid, p);
+    if (QUERY_GATE) flush<TB, 1>(a.dquery_gate + narrow, s + STAGE_GQ, narrow_token, valid, p);
+    if constexpr (DECAY == 2) flush<TD, J>((TD*)a.ddecay + wide, s + STAGE_D, wide_token, valid, p);
     A16 du_columns[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) du_columns[i] = load_columns_operand(du_tile, i * 16, p.lane);
@@ -678,6 +695,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       decay_state(dW, decay, p);
       add_outer(dW, du_columns, decay.keys_u, OPERAND_ROW, p.lane);
       add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
+      if constexpr (STAGES == 2) copy_wait<0>();
       sync_block();
     } else {
     A16 c_tokens[2], du_tokens[2];
@@ -706,7 +724,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       dp = as_rows(y[0], y[1]), dp_t = stacked(as_columns(y[0]), as_columns(y[1]));
     }
     // This warp's part of dq and dk, eight key dims at a time, and the adjoint of the state at the chunk's start.
-    float* sums = (float*)mine;
+    float* sums = (float*)(mine + WARP_SUM);
+    if (chunk + 1 < chunks) barrier_wait(summed, (int)(chunks - 2 - chunk));
     float across[2][2];  // by column: decay across the chunk, of this lane's rows of the state
     if constexpr (BY_COLUMN) {
 #pragma unroll
@@ -761,9 +780,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       }
     }
+    if constexpr (STAGES == 2) copy_wait<0>();
     sync_block();
 
-    // Sums over the warps, and everything else that is complete, to memory.
+    // Sums over the warps.
     constexpr int PAIRS = 2 * C * K / 2;
 #pragma unroll
     for (int from = 0; from < PAIRS; from += NT) {
@@ -771,7 +791,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       if (PAIRS % NT == 0 || i < PAIRS) {
         int which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
         float x = 0.f, y = 0.f;
-        const char* part = shared + STAGES * STAGE_BYTES + ((which * C + t) * SUM_ROW + dim) * 4;
+        const char* part = shared + STAGES * STAGE_BYTES + WARP_SUM + ((which * C + t) * SUM_ROW + dim) * 4;
 #pragma unroll
         for (int w = 0; w < NW; w++) {
           float2_ z = *(const float2_*)(part + w * WARP_BYTES);
@@ -788,17 +808,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       }
     }
+    sync_warp();
+    if (p.lane == 0) barrier_arrive(summed);
     }
-    const i64 row = t0 * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
-    const i64 token = H * J * V * sizeof(TB), mixture = V * sizeof(TB);
-    flush<J, VB * (int)sizeof(TB), B_ROW>((char*)(a.dbeta + wide), s + STAGE_BETA, token, mixture, valid);
-    flush<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN>((char*)(a.dkey_logits + wide), s + STAGE_LK, token, mixture, valid);
-    flush<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN>((char*)(a.dquery_logits + wide), s + STAGE_LQ, token, mixture, valid);
-    flush<1, VB * (int)sizeof(TX), V_ROW>((char*)(a.dv + narrow), s + STAGE_O, H * V * sizeof(TX), 0, valid);
-    if constexpr (DECAY == 2)
-      flush<J, VB * (int)sizeof(TD), D_ROW>((char*)((TD*)a.ddecay + wide), s + STAGE_D, H * J * V * sizeof(TD), V * sizeof(TD), valid);
-    if (KEY_GATE) flush<1, VB * (int)sizeof(TB), B_ROW>((char*)(a.dkey_gate + narrow), s + STAGE_GK, H * V * sizeof(TB), 0, valid);
-    if (QUERY_GATE) flush<1, VB * (int)sizeof(TB), B_ROW>((char*)(a.dquery_gate + narrow), s + STAGE_GQ, H * V * sizeof(TB), 0, valid);
   }
   copy_wait<0>();
   if (a.dW_in) {
