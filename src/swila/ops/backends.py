@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from swila.ops.call import Inputs, Options, Problem, Results
@@ -47,6 +48,7 @@ class Backend:
         unusable: why it cannot run on this machine, or None.
         refuses: why it cannot serve a problem, or None.
         slow_on_gpu: ``auto`` says so once when it must take this one for a GPU.
+        operand_bits: bits of the significand that matrix units see of a number, by dtype of q; None for all of them.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Backend:
     unusable: Callable[[], str | None] = _no_objection
     refuses: Callable[[Problem], str | None] = _no_objection
     slow_on_gpu: bool = False
+    operand_bits: Callable[[torch.dtype], int | None] = _no_objection
 
 
 def register_backend(backend: Backend) -> None:
@@ -68,6 +71,11 @@ def register_backend(backend: Backend) -> None:
     if backend.name == "auto":
         raise ValueError("name must be a name of the backend's own, got 'auto'")
     _registered[backend.name] = backend
+
+
+def unregister_backend(name: str) -> None:
+    """Take back what :func:`register_backend` added."""
+    _registered.pop(name, None)
 
 
 def backend_names() -> list[str]:

@@ -25,6 +25,7 @@ Plain torch operations under autograd: differentiable any number of times, any d
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -36,10 +37,11 @@ from swila.ops.call import DIFFERENTIABLE, STATE, Inputs, Options, Results, with
 from swila.ops.validation import sequence_bounds
 
 
-def token_loop(x: Inputs, options: Options) -> Results:
+def token_loop(x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] = lambda t: t) -> Results:
     """All ``B`` sequences in step, from ``x.W, x.r, x.rho`` (zeros and ``1/J`` where None).
 
-    The statistics' fields hold sums over tokens, not yet means.
+    The statistics' fields hold sums over tokens, not yet means. ``operand`` is what becomes of the numbers that a
+    matrix unit would read, the state and what is written to it: it shows what rounding them does.
     """
     B, T, H, K = x.q.shape
     J, V = x.beta.shape[3:]
@@ -57,7 +59,7 @@ def token_loop(x: Inputs, options: Options) -> Results:
         k, q, v = x.k[:, t, :, None, None, :], x.q[:, t, :, None, None, :], x.v[:, t, :, None, :]
         W_decayed = W if x.log_decay is None else x.log_decay[:, t].exp() * W
 
-        u = (k * (W_decayed if options.decay_order == "pre" else W)).sum(-1)
+        u = (k * operand(W_decayed if options.decay_order == "pre" else W)).sum(-1)
         delta = v - u
 
         log_p = log_pi_k[:, t]
@@ -72,7 +74,7 @@ def token_loop(x: Inputs, options: Options) -> Results:
             log_r = log_r.log_softmax(2)
         r = log_r.exp()
 
-        W = W_decayed + (x.beta[:, t] * r * delta).unsqueeze(-1) * k
+        W = W_decayed + operand(x.beta[:, t] * r * delta).unsqueeze(-1) * k
 
         log_rho = log_pi_q[:, t]
         if x.query_gate is None:
@@ -80,7 +82,7 @@ def token_loop(x: Inputs, options: Options) -> Results:
         else:
             rho = torch.lerp(rho, log_rho.exp(), x.query_gate[:, t, :, None, :])
             log_rho = rho.clamp_min(tiny).log()
-        outputs.append((rho * (W * q).sum(-1)).sum(2))
+        outputs.append((rho * (operand(W) * q).sum(-1)).sum(2))
 
         if options.routing_stats:
             least = math.log(tiny)  # a mixture ruled out by a logit of -inf has no part in the entropy
@@ -93,16 +95,18 @@ def token_loop(x: Inputs, options: Options) -> Results:
     return Results(output, *carried, *sums)
 
 
-def differentiable_forward(x: Inputs, options: Options) -> Results:
+def differentiable_forward(
+    x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] = lambda t: t
+) -> Results:
     """The operation under autograd: full precision inside, packed sequences one after another."""
     dtype = x.v.dtype
     tokens = x.q.shape[0] * x.q.shape[1]
     with without_autocast(x.q.device):
         x = Inputs.of([*(None if t is None else t.to(x.compute_dtype) for t in x[:-1]), x.cu_seqlens])
         if x.cu_seqlens is None:
-            results = token_loop(x, options)
+            results = token_loop(x, options, operand)
         else:
-            results = _join([token_loop(sequence, options) for sequence in _sequences(x)])
+            results = _join([token_loop(sequence, options, operand) for sequence in _sequences(x)])
     means = [None if total is None else total / tokens for total in results.routing]
     state = results.final if options.return_state else (None, None, None)
     return Results(results.output.to(dtype), *state, *means)

@@ -178,6 +178,11 @@ def _spread(grads: Results, tokens: int) -> Tensor | None:
     return torch.stack(parts).float() / tokens
 
 
+def operand_bits(dtype: torch.dtype) -> int:
+    """The precision of the operands of matrix products: bf16, or the sum of two of them."""
+    return 8 if dtype == torch.bfloat16 else 16
+
+
 @cache
 def _unusable() -> str | None:
     if not torch.cuda.is_available() or torch.version.cuda is None:
@@ -221,4 +226,5 @@ BACKEND = Backend(
     step_has_gradients=False,
     unusable=_unusable,
     refuses=_refuses,
+    operand_bits=operand_bits,
 )

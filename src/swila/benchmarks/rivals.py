@@ -1,0 +1,263 @@
+"""The operation on a GPU beside flash-linear-attention's kernels on a state of the same size, in one run."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from swila.benchmarks.op import verdict
+from swila.layers import fla
+from swila.ops import SwitchingState, switching_delta_rule, switching_delta_rule_step
+from swila.ops.backends import get_backend
+from swila.testing import VARIANTS, Shape, Variant
+
+SHAPES = tuple(
+    Shape(B=B, T=T, H=H, K=64, V=64, J=4) for B, T, H in ((16, 4096, 8), (32, 4096, 16), (64, 2048, 16), (8, 16384, 16))
+)
+OURS = {"plain": VARIANTS["plain"], "temporal": VARIANTS["temporal"], "gated": VARIANTS["gated"]}
+RIVALS = ("GDN", "DeltaNet", "KDA")
+DECODE = Shape(B=128, T=1, H=16, K=64, V=64, J=4)
+
+
+@dataclass
+class Timing:
+    """One contender: milliseconds of a forward and of a forward + backward, and bytes beyond the inputs at the peak."""
+
+    name: str
+    forward_ms: float | None = None
+    total_ms: float | None = None
+    peak_bytes: int | None = None
+    kept_ratio: float | None = None  # kept for the backward, inputs counted in, over the inputs
+    floor_ms: float | None = None  # of a forward: inputs and output moved once
+    total_floor_ms: float | None = None  # inputs twice, output and its gradient, gradients
+    refused: str | None = None
+    turns: list[tuple[float, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two times of the same run."""
+
+    what: str
+    shape: str
+    value: float
+
+
+def inputs_of(variant: Variant, shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """Arguments with a time axis, drawn on the device."""
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def normal(*last: int) -> Tensor:
+        size = (shape.B, shape.T, shape.H, *last)
+        return torch.randn(size, generator=generator, device=device, dtype=dtype)
+
+    K, V, J = shape.K, shape.V, shape.J
+    call = {
+        "q": F.normalize(normal(K), dim=-1), "k": F.normalize(normal(K), dim=-1), "v": normal(V),
+        "beta": normal(J, V).sigmoid(), "key_logits": normal(J, V), "query_logits": normal(J, V),
+    }  # fmt: skip
+    if variant.decay == "key":
+        call["log_decay"] = F.logsigmoid(normal(J, 1, K) + 2)
+    if variant.key_temporal:
+        call["key_gate"], call["query_gate"] = normal(V).sigmoid(), normal(V).sigmoid()
+    return {name: t.requires_grad_() for name, t in call.items()}
+
+
+def rival_inputs(name: str, shape: Shape, device: str) -> tuple[Callable[..., Tensor], dict[str, Tensor]]:
+    """A rival's operation and its arguments, with heads of 128 so that the state has as many numbers as J = 4 of 64."""
+    from fla.ops.delta_rule import chunk_delta_rule
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.kda import chunk_kda
+
+    B, T, H = shape.B, shape.T, shape.H
+    D = round((shape.K * shape.V * shape.J) ** 0.5)
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def normal(*last: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn((B, T, H, *last), generator=generator, device=device, dtype=dtype)
+
+    call = {"q": F.normalize(normal(D), dim=-1), "k": F.normalize(normal(D), dim=-1), "v": normal(D)}
+    call["beta"] = normal().sigmoid()
+    if name != "DeltaNet":
+        call["g"] = F.logsigmoid(normal(*[D] * (name == "KDA"), dtype=torch.float32) + 2)
+    operation = {"DeltaNet": chunk_delta_rule, "GDN": chunk_gated_delta_rule, "KDA": chunk_kda}[name]
+    return (lambda **x: operation(**x)[0]), {key: t.requires_grad_() for key, t in call.items()}
+
+
+@contextmanager
+def gdn_backward_allowed() -> Iterator[None]:
+    """FLA refuses GDN's backward on Hopper with some versions of triton; at heads of 128 it is right with them."""
+    from fla.ops.common import chunk_o
+
+    before = chunk_o.TRITON_ABOVE_3_7_1
+    chunk_o.TRITON_ABOVE_3_7_1 = True
+    try:
+        yield
+    finally:
+        chunk_o.TRITON_ABOVE_3_7_1 = before
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    """Device time of a piece of work, from events around it."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes per millisecond of a large copy, read and written."""
+    x = torch.empty(1 << 31, dtype=torch.uint8, device=device)
+    y = torch.empty_like(x)
+    for _ in range(3):
+        y.copy_(x)
+    return 2 * x.numel() / median(milliseconds(lambda: y.copy_(x)) for _ in range(10))
+
+
+def _size(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def contest(
+    shape: Shape,
+    device: str,
+    repeats: int,
+    bandwidth: float,
+    rivals: tuple[str, ...] = RIVALS,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Timing]:
+    """All variants and rivals at one shape, taking turns."""
+    timings: list[Timing] = []
+    work: list[tuple[Timing, Callable[[], Tensor], list[Tensor], Tensor]] = []
+    for name, variant in OURS.items():
+        progress(f"{shape}: checking {name}")
+        refused, _, worst = verdict(get_backend("cuda"), shape, variant, torch.bfloat16, device)
+        timing = Timing(name, refused=refused)
+        timings.append(timing)
+        if refused is None:
+            call = inputs_of(variant, shape, device)
+            work.append(_entered(timing, partial(switching_delta_rule, backend="cuda"), call, bandwidth))
+    for name in rivals if fla.unusable() is None else ():
+        progress(f"{shape}: warming up {name}, which tunes itself for minutes the first time")
+        timing = Timing(name)
+        timings.append(timing)
+        work.append(_entered(timing, *rival_inputs(name, shape, device), bandwidth))
+    for turn in range(repeats + 1):
+        for timing, forward, leaves, weight in work:
+            progress(f"{shape}: timing {timing.name}, turn {turn} of {repeats}")
+            with torch.no_grad():
+                forward()
+                alone = milliseconds(forward)
+            total = milliseconds(lambda f=forward, x=leaves, w=weight: torch.autograd.grad(f(), x, w))  # type: ignore[misc]
+            if turn:  # the first warms up
+                timing.turns.append((alone, total))
+    for timing, *_ in work:
+        timing.forward_ms = median(alone for alone, _ in timing.turns)
+        timing.total_ms = median(total for _, total in timing.turns)
+    return timings
+
+
+def _entered(
+    timing: Timing, operation: Callable[..., Any], call: dict[str, Tensor], bandwidth: float
+) -> tuple[Timing, Callable[[], Tensor], list[Tensor], Tensor]:
+    def forward() -> Tensor:
+        found = operation(**call)
+        return found if isinstance(found, Tensor) else found.output
+
+    leaves = list(call.values())
+    kept: dict[int, int] = {}
+
+    def keep(t: Tensor) -> Tensor:
+        kept[t.data_ptr()] = _size([t])
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        output = forward()
+    weight = torch.randn_like(output)
+    inputs = _size(leaves)
+    timing.kept_ratio = sum(kept.values()) / inputs
+    timing.floor_ms = (inputs + _size([output])) / bandwidth
+    timing.total_floor_ms = (3 * inputs + 2 * _size([output])) / bandwidth
+    torch.autograd.grad(output, leaves, weight)
+    del output
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(forward(), leaves, weight)
+    torch.cuda.synchronize()
+    timing.peak_bytes = torch.cuda.max_memory_allocated() - before
+    return timing, forward, leaves, weight
+
+
+def decode(device: str, repeats: int, bandwidth: float) -> dict[str, float]:
+    """A step in place, replayed from a CUDA graph, against reading and writing the state once."""
+    call = {name: t.detach() for name, t in inputs_of(VARIANTS["plain"], DECODE, device).items()}
+    B, H, J, V, K = DECODE.B, DECODE.H, DECODE.J, DECODE.V, DECODE.K
+    state = SwitchingState(torch.randn(B, H, J, V, K, device=device))
+
+    def step() -> None:
+        switching_delta_rule_step(**call, initial_state=state, backend="cuda", inplace=True)
+
+    with torch.no_grad():
+        step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(10):
+                step()
+    graph.replay()
+    found = median(milliseconds(graph.replay) for _ in range(10 * repeats)) / 10
+    floor = 2 * _size([state.W]) / bandwidth
+    return {"ms": found, "floor_ms": floor, "ratio": found / floor}
+
+
+def ratios(shape: Shape, timings: list[Timing]) -> list[Ratio]:
+    """The comparisons that matter, where both sides were timed."""
+    by_name = {timing.name: timing for timing in timings}
+    found = []
+    for what, ours, rival, of in (
+        ("plain forward / GDN forward", "plain", "GDN", "forward_ms"),
+        ("plain forward + backward / GDN", "plain", "GDN", "total_ms"),
+        ("temporal forward + backward / GDN", "temporal", "GDN", "total_ms"),
+        ("plain forward + backward / DeltaNet", "plain", "DeltaNet", "total_ms"),
+        ("per-key-decay forward + backward / KDA", "gated", "KDA", "total_ms"),
+    ):
+        mine, theirs = (getattr(by_name.get(name), of, None) for name in (ours, rival))
+        if mine and theirs:
+            found.append(Ratio(what, str(shape), mine / theirs))
+    return found
+
+
+def benchmark(
+    shapes: tuple[Shape, ...], device: str, repeats: int, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Everything, as a record for a results file."""
+    bandwidth = copy_bandwidth(device)
+    record: dict[str, Any] = {"copy_bytes_per_ms": bandwidth, "shapes": [], "ratios": []}
+    with gdn_backward_allowed() if fla.unusable() is None else _nothing():
+        for shape in shapes:
+            timings = contest(shape, device, repeats, bandwidth, progress=progress)
+            record["shapes"].append({"shape": asdict(shape), "timings": [asdict(timing) for timing in timings]})
+            record["ratios"] += [asdict(ratio) for ratio in ratios(shape, timings)]
+            gc.collect()
+            torch.cuda.empty_cache()
+    progress("timing the decoding step")
+    record["decode"] = {"shape": asdict(DECODE), **decode(device, repeats, bandwidth)}
+    return record
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

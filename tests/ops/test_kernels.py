@@ -1,0 +1,171 @@
+"""The CUDA kernels: on a GPU as they are, elsewhere compiled for the CPU with every thread of a block emulated."""
+
+import shutil
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from emulator.launcher import Emulator
+
+from swila import SwitchingState, switching_delta_rule, switching_delta_rule_step
+from swila.ops.backends import Backend, register_backend, unregister_backend
+from swila.ops.cuda.backend import Kernels, operand_bits, saved_like, unsupported
+from swila.testing import VARIANTS, Shape, Variant, check_backend, evaluate, make_call, problem_of
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture
+def kernels(device, request):
+    """Name of the backend under test; on the CPU threads between barriers run in an order that varies with the test."""
+    if device != "cpu":
+        yield "cuda"
+        return
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    emulated = Kernels(Emulator(order=len(request.node.name) % 3, **getattr(request, "param", {})))
+    register_backend(
+        Backend(
+            "emulated", "", emulated.forward, emulated.backward, saved_like, step=emulated.step,
+            step_inplace=partial(emulated.step, inplace=True), step_has_gradients=False,
+            refuses=lambda problem: unsupported(problem), operand_bits=operand_bits,
+        )
+    )  # fmt: skip
+    yield "emulated"
+    unregister_backend("emulated")
+
+
+def assert_right(call, backend):
+    wrong = [check for check in check_backend(call, backend) if not check.ok]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(kernels, device, name):
+    assert_right(make_call(VARIANTS[name], Shape(B=1, T=37, H=2, K=32, V=16, J=4), dtype=BF16, device=device), kernels)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+@pytest.mark.parametrize("name", ["temporal", "gated-temporal", "post-decay-value-temporal"])
+def test_more_precise_inputs(kernels, device, name, dtype):
+    assert_right(make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=16, V=16, J=3), dtype=dtype, device=device), kernels)
+
+
+@pytest.mark.parametrize("J", [1, 2, 3, 5, 8, 16])
+def test_mixtures(kernels, device, J):
+    assert_right(make_call(VARIANTS["plain"], Shape(B=1, T=18, H=1, K=16, V=16, J=J), dtype=BF16, device=device), kernels)
+
+
+@pytest.mark.parametrize(("K", "V"), [(16, 128), (64, 64), (128, 16), (128, 128)])
+@pytest.mark.parametrize("name", ["plain", "gated", "gated-value"])
+def test_sizes(kernels, device, name, K, V):
+    if device == "cpu" and K * V == 128 * 128:
+        pytest.skip("takes long to emulate")
+    call = make_call(VARIANTS[name], Shape(B=1, T=17, H=1, K=K, V=V, J=2), dtype=BF16, device=device)
+    assert_right(call, kernels)
+
+
+@pytest.mark.parametrize("name", ["temporal", "gated", "gated-head"])
+def test_packed(kernels, device, name):
+    """Lengths around a chunk of 16 tokens, and of 512, after which states are kept."""
+    lengths = [3, 1, 16, 17, 33] + [513] * (name == "gated" or device != "cpu")
+    assert_right(make_call(VARIANTS[name], Shape(H=1, K=16, V=16, J=2), lengths=lengths, dtype=F32, device=device), kernels)
+
+
+@pytest.mark.parametrize("name", ["plain", "gated-value"])
+def test_across_kept_states(kernels, device, name):
+    """Longer than a segment: the backward starts from states the forward has kept."""
+    assert_right(make_call(VARIANTS[name], Shape(B=2, T=530, H=1, K=16, V=16, J=2), dtype=F32, device=device), kernels)
+
+
+def test_without_initial_state(kernels, device):
+    call = make_call(VARIANTS["temporal"], Shape(B=1, T=20, H=1, V=16), initial_state=False, dtype=F32, device=device)
+    assert_right(call, kernels)
+
+
+@pytest.mark.parametrize("kernels", [{"warps": 1}, {"limit": 99 * 1024}], indirect=True, ids=str)
+@pytest.mark.parametrize("name", ["temporal", "gated"])
+def test_several_blocks_per_head(kernels, device, name):
+    """As on a GPU with less shared memory: heads are split among blocks, and their parts of dq and dk added up."""
+    assert_right(make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=32, V=32, J=4), dtype=BF16, device=device), kernels)
+
+
+def test_mixed_dtypes_and_strides(kernels, device):
+    call = make_call(VARIANTS["gated-temporal"], Shape(B=2, T=34, H=2, K=16, V=32, J=2), dtype=BF16, device=device)
+    call["beta"], call["log_decay"] = (call[name].detach().float().requires_grad_() for name in ("beta", "log_decay"))
+    call["v"] = call["v"].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    whole = torch.zeros(call["k"].numel() + 1, dtype=BF16, device=device)[1:].view_as(call["k"])  # not aligned to 16 bytes
+    call["k"] = whole.copy_(call["k"].detach()).requires_grad_()
+    assert_right(call, kernels)
+
+
+def test_same_bits_whatever_the_order_of_threads():
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    call = make_call(VARIANTS["gated-temporal"], Shape(B=1, T=20, H=1, K=16, V=16, J=4), dtype=BF16)
+    found = []
+    for order in range(3):
+        runs = Kernels(Emulator(order=order))
+        register_backend(Backend("emulated", "", runs.forward, runs.backward, saved_like))
+        found.append(evaluate(call, "emulated"))
+        unregister_backend("emulated")
+    for name, first in found[0].items():
+        assert all(torch.equal(first, other[name]) for other in found[1:]), name
+
+
+EXTREME = [
+    Variant(decay, order, temporal, temporal, normalize)
+    for decay, order, temporal, normalize in product((None, "key", "value"), ("pre", "post"), (False, True), (False, True))
+]
+
+
+@pytest.mark.parametrize("variant", EXTREME, ids=str)
+def test_extremes_stay_finite(kernels, device, variant):
+    from test_extremes import extreme_call
+
+    if device == "cpu" and variant.decay_order == "post" and variant.key_temporal:
+        pytest.skip("the GPU tests have these too")
+    call = extreme_call(variant, 0, BF16, Shape(B=1, T=40, H=1, K=16, V=16, J=4))
+    call = {k: v.detach().to(device).requires_grad_() if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+    bad = [name for name, t in evaluate(call, kernels).items() if not t.isfinite().all()]
+    assert not bad
+
+
+@pytest.mark.parametrize("decay", ["key", "value", "head"])
+def test_gradient_of_a_strong_decay_is_small_not_noise(kernels, device, decay):
+    call = make_call(Variant(decay), Shape(B=1, T=40, H=1, K=16, V=16, J=2), dtype=F32, device=device)
+    call["log_decay"] = torch.full_like(call["log_decay"], -40.0).requires_grad_()
+    output = switching_delta_rule(**call, backend=kernels).output
+    (grad,) = torch.autograd.grad(output.square().sum(), call["log_decay"])
+    assert 0 < grad.abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_step(kernels, device, name, dtype):
+    call = make_call(VARIANTS[name], Shape(B=2, T=1, H=2, K=16, V=32, J=3), dtype=dtype, device=device, requires_grad=False)
+    expected = switching_delta_rule_step(**call, backend="reference")
+    found = switching_delta_rule_step(**call, backend=kernels)
+    torch.testing.assert_close(found.output, expected.output)
+    for ours, theirs in zip(found.state, expected.state, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs)
+    state = SwitchingState(*(None if t is None else t.clone() for t in call["initial_state"]))
+    again = switching_delta_rule_step(**call | {"initial_state": state}, backend=kernels, inplace=True)
+    assert torch.equal(again.output, found.output)
+    for mine, ours, theirs in zip(state, again.state, found.state, strict=True):
+        assert mine is ours
+        assert mine is None or torch.equal(mine, theirs)
+
+
+def test_refusals_say_what_is_needed():
+    for changes, words in (
+        ({"K": 48}, "K must be one of 16, 32, 64, 128, got 48"),
+        ({"V": 8}, "V must be one of 16, 32, 64, 128, got 8"),
+        ({"J": 17}, "up to 16 mixtures, got J = 17"),
+    ):
+        problem = problem_of(make_call(VARIANTS["plain"], Shape(**{"K": 16, "V": 16, "J": 2} | changes)))
+        assert words in unsupported(problem)
+    assert "float64" in unsupported(problem_of(make_call(dtype=torch.float64)))
+    assert "up to 4 mixtures" in unsupported(problem_of(make_call(VARIANTS["gated"], Shape(J=5))))
