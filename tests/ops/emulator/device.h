@@ -207,11 +207,6 @@ inline void copy_commit() {
   f.groups.push_back(f.open);
   f.open.clear();
 }
-inline void barrier_init(u64* b, int count) { *b = (u64)count << 32; }
-inline void barrier_arrive(u64* b) { ++*b; }
-inline void barrier_wait(u64* b, int round) {
-  while ((u32)*b < (*b >> 32) * (round + 1)) yield_();
-}
 template <int N> inline void copy_wait() {
   Fiber& f = block->fibers[block->current];
   while ((int)f.groups.size() > N) {

@@ -14,16 +14,16 @@ constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * L
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW, STAGE_D = STAGE_C;
 constexpr int STAGE_BYTES = DECAY ? STAGE_D + DECAY_TILE : STAGE_C + NW * NS * PAIR_PLANE;
-// Of a warp: exchange between layouts, operands, and its part of dq and dk.
+// Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
 constexpr int SUM_ROW = KP + 8;
 constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
-constexpr int WARP_SUM = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
-constexpr int WARP_A = WARP_SUM + SUM_BYTES;
+constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
+constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
 constexpr bool W_SHARED = KP > 64 && !DECAY;  // two states are too much for the registers
 constexpr int WARP_C = WARP_A + (BY_COLUMN ? 2 * C * C : 2 * 64) * 4, WARP_W = WARP_C + BY_COLUMN * NS * PAIR_PLANE;
 constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
 constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
-constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES + 16;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
 constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
 SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
 
@@ -54,25 +54,10 @@ DEVICE float finite(float x) {
   const float most = 2.5e28f;
   return x > most ? most : x < -most ? -most : x;
 }
-// Gradients take the place of the inputs in a warp's columns of a tile, and go from there to memory.
+// Gradients take the place of inputs in their tiles, and go from there to memory.
 template <class T, int R, int TOKEN = R * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
-  if ((!DEAD || p.alive) && (R == J || p.j == 0))
+  if (p.alive && (R > 1 || p.j == 0))
     store((T*)(tile + t * TOKEN + (R > 1 ? p.j : 0) * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
-}
-template <int BYTES> struct Piece { typedef uint4_ type; };
-template <> struct Piece<8> { typedef float2_ type; };
-template <> struct Piece<4> { typedef u32 type; };
-template <class T, int R, int TOKEN = R * row_bytes<T>(VB)>
-DEVICE void flush(T* to, const char* tile, u32 token, int valid, const Place& p) {
-  constexpr int BYTES = (V < DPW ? V : DPW) * (int)sizeof(T), PIECE = BYTES < 16 ? BYTES : 16;
-  constexpr int PIECES = BYTES / PIECE, ALL = C * R * PIECES;
-  typedef typename Piece<PIECE>::type piece;
-#pragma unroll
-  for (int from = 0; from < ALL; from += 32) {
-    int i = from + p.lane, t = i / (R * PIECES), j = i / PIECES % R, x = i % PIECES * (PIECE / (int)sizeof(T));
-    if ((ALL % 32 == 0 || i < ALL) && t < valid)
-      *(piece*)(to + (i64)(t * token + j * V + x)) = *(const piece*)((const T*)(tile + t * TOKEN + j * row_bytes<T>(VB)) + p.warp * DPW + x);
-  }
 }
 
 KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
@@ -85,7 +70,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   char* operands = shared + STAGES * STAGE_BYTES + NW * WARP_BYTES;
   KeyDecay decay;
   if constexpr (BY_KEY) decay = key_decay_at(operands);
-  u64* summed = (u64*)(operands + OPERANDS + KEY_DECAY_BYTES);  // passed when all warps have read each other's sums
 
   const i64 block = blockIdx.x, H = a.H, T = a.T;
   const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;
@@ -115,43 +99,43 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   if constexpr (K_PADDED)
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
   if constexpr (BY_KEY) clear(decay);
-  if (threadIdx.x == 0) barrier_init(summed, NW);
   sync_block();
 
   auto valid_of = [&](i64 chunk) {
     i64 left = span.end - span.begin - chunk * C;
     return chunk < 0 ? 0 : left < C ? (int)left : C;
   };
+  const Pieces<1, K * (int)sizeof(TX), X_ROW> keys(H * K * sizeof(TX), 0);
+  const Pieces<1, VB * (int)sizeof(TX), V_ROW> values(H * V * sizeof(TX), 0);
+  const Pieces<J, VB * (int)sizeof(TB), B_ROW> rates(H * J * V * sizeof(TB), V * sizeof(TB));
+  const Pieces<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN> key_logits(H * J * V * sizeof(TB), V * sizeof(TB));
+  const Pieces<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN> query_logits(H * J * V * sizeof(TB), V * sizeof(TB));
+  const Pieces<1, VB * (int)sizeof(TB), B_ROW> gates(H * V * sizeof(TB), 0);
+  const DecayPieces decays = decay_pieces(H);
   auto fetch_stage = [&](int stage, i64 chunk) {
     char* s = shared + stage * STAGE_BYTES;
     int valid = valid_of(chunk);
     i64 row = (span.begin + chunk * C) * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
-    fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_K, (const char*)(a.k + row * K), H * K * sizeof(TX), 0, valid);
-    fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_Q, (const char*)(a.q + row * K), H * K * sizeof(TX), 0, valid);
-    fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_O, (const char*)(a.dout + narrow), H * V * sizeof(TX), 0, valid);
-    const i64 token = H * J * V * sizeof(TB), mixture = V * sizeof(TB);
-    fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_BETA, (const char*)(a.beta + wide), token, mixture, valid);
-    fetch<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN>(s + STAGE_LK, (const char*)(a.key_logits + wide), token, mixture, valid);
-    fetch<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN>(s + STAGE_LQ, (const char*)(a.query_logits + wide), token, mixture, valid);
-    if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + narrow), H * V * sizeof(TB), 0, valid);
-    if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + narrow), H * V * sizeof(TB), 0, valid);
-    fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + narrow), H * V * sizeof(TX), 0, valid);
+    keys.copy(s + STAGE_K, a.k + row * K, valid);
+    keys.copy(s + STAGE_Q, a.q + row * K, valid);
+    values.copy(s + STAGE_O, a.dout + narrow, valid);
+    values.copy(s + STAGE_V, a.v + narrow, valid);
+    rates.copy(s + STAGE_BETA, a.beta + wide, valid);
+    key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
+    query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
+    if (KEY_GATE) gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
+    if (QUERY_GATE) gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
     if constexpr (DECAY != 0) {
-      fetch_decay(s + STAGE_D, a.decay, row, H, vt, valid);
-      copy_commit();
-      return;
-    }
-    const uint4_* c = a.kept_c + (chunk < 0 ? 0 : (chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit) * NS * 64 + p.lane);
+      fetch_decay(decays, s + STAGE_D, a.decay, row, vt, valid);
+    } else {
+      const uint4_* c = a.kept_c + (chunk < 0 ? 0 : (chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit) * NS * 64 + p.lane);
 #pragma unroll
-    for (int i = 0; i < NS * 2; i++)
-      copy_async(s + STAGE_C + (p.warp * NS + i / 2) * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16, c + i * 32, chunk >= 0);
+      for (int i = 0; i < NS * 2; i++)
+        copy_async(s + STAGE_C + (p.warp * NS + i / 2) * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16, c + i * 32, chunk >= 0);
+    }
     copy_commit();
   };
-  if (STAGES == 2) {
-    fetch_stage((int)((chunks - 1) % STAGES), chunks - 1);
-    copy_wait<0>();
-    sync_block();
-  }
+  if (STAGES == 2) fetch_stage((int)((chunks - 1) % STAGES), chunks - 1);
 
   float W[2][KT][4];  // where they fit into registers
   for (i64 chunk = chunks - 1; chunk >= 0; chunk--) {
@@ -159,7 +143,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     const int valid = valid_of(chunk);
     char* s = shared + (int)(chunk % STAGES) * STAGE_BYTES;
     if constexpr (STAGES == 2) {
-      fetch_stage((int)((chunk + 1) % STAGES), chunk - 1);  // all warps were done with that stage when they last met
+      copy_wait<0>();
+      sync_block();
+      fetch_stage((int)((chunk + 1) % STAGES), chunk - 1);
     } else {
       sync_block();
       fetch_stage(0, chunk);
@@ -178,8 +164,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
 
     const i64 chunk_unit = chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit;
-    const i64 row = t0 * H + head, wide = row * J * V + first, narrow = row * V + first;
-    const u32 wide_token = (u32)(H * J * V), narrow_token = (u32)(H * V);
     float r_before = 1.f / J, rho_before = 1.f / J;
     if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
     if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
@@ -327,7 +311,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     load_column<TX, 1>(delta, s + STAGE_V, p);
     float ku[C], qs[C], read[C], alpha[C], written[C];  // by column: k · W and q · W, what each token reads, decays, and c
     if constexpr (BY_COLUMN) {
-      load_decay(alpha, s + STAGE_D, a.decay, row, H, valid, p);
+      load_decay(alpha, s + STAGE_D, a.decay, t0 * H + head, H, valid, p);
       load_kept_column(written, a.kept_c + chunk_unit * NS * 64, p);
 #pragma unroll
       for (int t = 0; t < C; t++) ku[t] = u_tile[t * U_ROW + p.column];
@@ -487,12 +471,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     // What a token's adjoints e, du, dz give its inputs; m of the initial state is that of r itself.
     auto put_gradients = [&](int t, float e, float du, float dz) {
       put_gradient<TB, J>(s + STAGE_BETA, p, t, e * r[t] * delta[t]);
-      put_gradient<TX, 1>(s + STAGE_O, p, t, -sum_mixtures(du));  // of dv; not from du as an operand, for its terms cancel
+      put_gradient<TX, 1>(s + STAGE_O, p, t, -sum_mixtures(du));  // dv; in full precision, for its terms cancel
       if constexpr (KEY_GATE) {
         float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t];
         float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
-        float dg = sum_mixtures(finite(dz * ((pi[t] - last) * inverse)));
-        put_gradient<TB, 1>(s + STAGE_GK, p, t, dg);
+        put_gradient<TB, 1>(s + STAGE_GK, p, t, sum_mixtures(finite(dz * ((pi[t] - last) * inverse))));
         float dpi = g * pi[t] * inverse * dz;
         put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, dpi - pi[t] * sum_mixtures(dpi));
         if (t == 0 && chunk == 0) m = finite(dz * ((1.f - g) * inverse));  // of the initial r itself
@@ -570,7 +553,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       for (int t = C - 1; t >= 0; t--) {
         if (t < C - 1) flow[t] += flow[t < C - 1 ? t + 1 : t];
         if constexpr (DECAY == 2) put_gradient<TD, J>(s + STAGE_D, p, t, flow[t]);
-        if (DECAY == 3 && p.alive && t < valid) ((float*)a.ddecay)[wide + (i64)t * wide_token + p.j * V + p.d] = flow[t];
+        if (DECAY == 3 && p.alive && t < valid)
+          ((float*)a.ddecay)[(((t0 + t) * H + head) * J + p.j) * V + first + p.d] = flow[t];
       }
       // dA and dP, level by level: tiles of readers and writers, decayed to where their block is split.
       Channel channel;
@@ -676,14 +660,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
     }
 
-    sync_warp();
-    flush<TB, J>(a.dbeta + wide, s + STAGE_BETA, wide_token, valid, p);
-    flush<TB, J, LK_TOKEN>(a.dkey_logits + wide, s + STAGE_LK, wide_token, valid, p);
-    flush<TB, J, BY_TOKEN>(a.dquery_logits + wide, s + STAGE_LQ, wide_token, valid, p);
-    flush<TX, 1>(a.dv + narrow, s + STAGE_O, narrow_token, valid, p);
-    if (KEY_GATE) flush<TB, 1>(a.dkey_gate + narrow, s + STAGE_GK, narrow_token, valid, p);
-    if (QUERY_GATE) flush<TB, 1>(a.dquery_gate + narrow, s + STAGE_GQ, narrow_token, valid, p);
-    if constexpr (DECAY == 2) flush<TD, J>((TD*)a.ddecay + wide, s + STAGE_D, wide_token, valid, p);
     A16 du_columns[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) du_columns[i] = load_columns_operand(du_tile, i * 16, p.lane);
@@ -695,7 +671,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       decay_state(dW, decay, p);
       add_outer(dW, du_columns, decay.keys_u, OPERAND_ROW, p.lane);
       add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
-      if constexpr (STAGES == 2) copy_wait<0>();
       sync_block();
     } else {
     A16 c_tokens[2], du_tokens[2];
@@ -724,8 +699,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       dp = as_rows(y[0], y[1]), dp_t = stacked(as_columns(y[0]), as_columns(y[1]));
     }
     // This warp's part of dq and dk, eight key dims at a time, and the adjoint of the state at the chunk's start.
-    float* sums = (float*)(mine + WARP_SUM);
-    if (chunk + 1 < chunks) barrier_wait(summed, (int)(chunks - 2 - chunk));
+    float* sums = (float*)mine;
     float across[2][2];  // by column: decay across the chunk, of this lane's rows of the state
     if constexpr (BY_COLUMN) {
 #pragma unroll
@@ -780,10 +754,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       }
     }
-    if constexpr (STAGES == 2) copy_wait<0>();
     sync_block();
 
-    // Sums over the warps.
+    // Sums over the warps, and everything else that is complete, to memory.
     constexpr int PAIRS = 2 * C * K / 2;
 #pragma unroll
     for (int from = 0; from < PAIRS; from += NT) {
@@ -791,7 +764,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       if (PAIRS % NT == 0 || i < PAIRS) {
         int which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
         float x = 0.f, y = 0.f;
-        const char* part = shared + STAGES * STAGE_BYTES + WARP_SUM + ((which * C + t) * SUM_ROW + dim) * 4;
+        const char* part = shared + STAGES * STAGE_BYTES + ((which * C + t) * SUM_ROW + dim) * 4;
 #pragma unroll
         for (int w = 0; w < NW; w++) {
           float2_ z = *(const float2_*)(part + w * WARP_BYTES);
@@ -808,9 +781,15 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       }
     }
-    sync_warp();
-    if (p.lane == 0) barrier_arrive(summed);
     }
+    const i64 row = t0 * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
+    rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
+    key_logits.flush(a.dkey_logits + wide, s + STAGE_LK, valid);
+    query_logits.flush(a.dquery_logits + wide, s + STAGE_LQ, valid);
+    values.flush(a.dv + narrow, s + STAGE_O, valid);
+    if constexpr (DECAY == 2) decays.flush((TD*)a.ddecay + wide, s + STAGE_D, valid);
+    if (KEY_GATE) gates.flush(a.dkey_gate + narrow, s + STAGE_GK, valid);
+    if (QUERY_GATE) gates.flush(a.dquery_gate + narrow, s + STAGE_GQ, valid);
   }
   copy_wait<0>();
   if (a.dW_in) {

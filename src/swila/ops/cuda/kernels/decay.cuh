@@ -155,11 +155,11 @@ DEVICE void clear(const KeyDecay& d) {
 }
 
 // The decays of a chunk into a tile, where they are by key or output dim.
-DEVICE void fetch_decay(char* tile, const TD* decay, i64 row, i64 H, int vt, int valid) {
-  if constexpr (DECAY == 1)
-    fetch<J, K * (int)sizeof(TD), D_ROW>(tile, (const char*)(decay + row * J * K), H * J * K * sizeof(TD), K * sizeof(TD), valid);
-  if constexpr (DECAY == 2)
-    fetch<J, VB * (int)sizeof(TD), D_ROW>(tile, (const char*)(decay + row * J * V + vt * VB), H * J * V * sizeof(TD), V * sizeof(TD), valid);
+typedef Pieces<J, (DECAY == 1 ? K : VB) * (int)sizeof(TD), D_ROW> DecayPieces;
+constexpr int DECAY_WIDTH = DECAY == 1 ? K : V;
+DEVICE DecayPieces decay_pieces(i64 H) { return DecayPieces(H * J * DECAY_WIDTH * sizeof(TD), DECAY_WIDTH * sizeof(TD)); }
+DEVICE void fetch_decay(const DecayPieces& pieces, char* tile, const TD* decay, i64 row, int vt, int valid) {
+  if constexpr (DECAY == 1 || DECAY == 2) pieces.copy(tile, decay + row * J * DECAY_WIDTH + (DECAY == 2 ? vt * VB : 0), valid);
 }
 // The decay of a lane's column at the 16 tokens of a chunk.
 DEVICE void load_decay(float (&alpha)[C], const char* tile, const TD* decay, i64 row, i64 H, int valid, const Place& p) {

@@ -16,6 +16,7 @@ SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
 KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
   SHARED(shared);
   const Place p = place();
+  const Fetch fetch(a.H);
   char* mine = shared + STAGES * STAGE_BYTES + p.warp * WARP_BYTES;
   float* u_tile = (float*)(mine + WARP_U);
   char* c_tile = mine + WARP_C;
@@ -54,7 +55,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 
   const i64 chunks = (stop - start + C - 1) / C;
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch_chunk(a, shared + i * STAGE_BYTES, start + i * C, stop, head, vt);
+  for (int i = 0; i < STAGES - 1; i++) fetch(a, shared + i * STAGE_BYTES, start + i * C, stop, head, vt);
 
   float used_k = 0.f, spread_k = 0.f, used_q = 0.f, spread_q = 0.f;  // sums for the statistics
   for (i64 chunk = 0; chunk < chunks; chunk++) {
@@ -63,10 +64,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     if constexpr (STAGES > 1) {
       copy_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
       sync_block();
-      fetch_chunk(a, shared + (int)((chunk + STAGES - 1) % STAGES) * STAGE_BYTES, t0 + (STAGES - 1) * C, stop, head, vt);
+      fetch(a, shared + (int)((chunk + STAGES - 1) % STAGES) * STAGE_BYTES, t0 + (STAGES - 1) * C, stop, head, vt);
     } else {
       sync_block();
-      fetch_chunk(a, shared, t0, stop, head, vt);
+      fetch(a, shared, t0, stop, head, vt);
       copy_wait<0>();
       sync_block();
     }

@@ -27,20 +27,31 @@ struct Arguments {
   i64 N, T, H;
 };
 
-// The inputs of 16 tokens from t0 on into a stage; zeros after the end of the sequence.
-DEVICE void fetch_chunk(const Arguments& a, char* s, i64 t0, i64 stop, i64 head, int vt) {
-  const i64 H = a.H;
-  int valid = t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C;
-  i64 row = t0 * H + head, wide = row * J * V + vt * VB;
-  fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_K, (const char*)(a.k + row * K), H * K * sizeof(TX), 0, valid);
-  fetch<1, VB * (int)sizeof(TX), V_ROW>(s + STAGE_V, (const char*)(a.v + row * V + vt * VB), H * V * sizeof(TX), 0, valid);
-  fetch<J, VB * (int)sizeof(TB), B_ROW>(s + STAGE_BETA, (const char*)(a.beta + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
-  fetch<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN>(s + STAGE_LK, (const char*)(a.key_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
-  fetch<1, K * (int)sizeof(TX), X_ROW>(s + STAGE_Q, (const char*)(a.q + row * K), H * K * sizeof(TX), 0, valid);
-  fetch<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN>(s + STAGE_LQ, (const char*)(a.query_logits + wide), H * J * V * sizeof(TB), V * sizeof(TB), valid);
-  i64 gate = row * V + vt * VB;
-  if (KEY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GK, (const char*)(a.key_gate + gate), H * V * sizeof(TB), 0, valid);
-  if (QUERY_GATE) fetch<1, VB * (int)sizeof(TB), B_ROW>(s + STAGE_GQ, (const char*)(a.query_gate + gate), H * V * sizeof(TB), 0, valid);
-  fetch_decay(s + STAGE_D, a.decay, row, H, vt, valid);
-  copy_commit();
-}
+// The inputs of 16 tokens into a stage; zeros after the end of the sequence.
+struct Fetch {
+  Pieces<1, K * (int)sizeof(TX), X_ROW> keys;
+  Pieces<1, VB * (int)sizeof(TX), V_ROW> values;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW> rates;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN> key_logits;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN> query_logits;
+  Pieces<1, VB * (int)sizeof(TB), B_ROW> gates;
+  DecayPieces decays;
+  DEVICE Fetch(i64 H)
+      : keys(H * K * sizeof(TX), 0), values(H * V * sizeof(TX), 0), rates(H * J * V * sizeof(TB), V * sizeof(TB)),
+        key_logits(H * J * V * sizeof(TB), V * sizeof(TB)), query_logits(H * J * V * sizeof(TB), V * sizeof(TB)),
+        gates(H * V * sizeof(TB), 0), decays(decay_pieces(H)) {}
+  DEVICE void operator()(const Arguments& a, char* s, i64 t0, i64 stop, i64 head, int vt) const {
+    const int valid = t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C;
+    const i64 row = t0 * a.H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
+    keys.copy(s + STAGE_K, a.k + row * K, valid);
+    keys.copy(s + STAGE_Q, a.q + row * K, valid);
+    values.copy(s + STAGE_V, a.v + narrow, valid);
+    rates.copy(s + STAGE_BETA, a.beta + wide, valid);
+    key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
+    query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
+    if (KEY_GATE) gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
+    if (QUERY_GATE) gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
+    fetch_decay(decays, s + STAGE_D, a.decay, row, vt, valid);
+    copy_commit();
+  }
+};

@@ -15,6 +15,7 @@ SHARED_BYTES(STAGES * STAGE_BYTES + NW * WARP_BYTES)
 KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) {
   SHARED(shared);
   const Place p = place();
+  const Fetch fetch(a.H);
   char* mine = shared + STAGES * STAGE_BYTES + p.warp * WARP_BYTES;
   float *u_tile = (float*)(mine + WARP_U), *a_tiles = (float*)(mine + WARP_A);
   float *mix_tile = (float*)(mine + WARP_MIX), *prior_tile = (float*)(mine + WARP_PRIOR);
@@ -47,7 +48,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
   sync_block();
 
 #pragma unroll
-  for (int i = 0; i < 2; i++) fetch_chunk(a, stage(i), start + i * C, stop, head, vt);
+  for (int i = 0; i < 2; i++) fetch(a, stage(i), start + i * C, stop, head, vt);
   copy_wait<1>();
   sync_block();
 
@@ -123,7 +124,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
     const int valid = stop - t0 < C ? (int)(stop - t0) : C;
     copy_wait<0>();
     sync_block();
-    fetch_chunk(a, stage(chunk + 2), t0 + 2 * C, stop, head, vt);
+    fetch(a, stage(chunk + 2), t0 + 2 * C, stop, head, vt);
     const char *s = stage(chunk), *next = stage(chunk + 1);
     const i64 chunk_unit = chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit;
     if ((KEY_GATE || QUERY_GATE) && a.kept_c) {

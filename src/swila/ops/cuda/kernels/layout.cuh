@@ -216,19 +216,35 @@ template <class T, int R> DEVICE void load_column(float (&x)[C], const char* til
   }
 }
 
-// Copy R rows per token of 16 tokens into a tile; tokens from `valid` on become zeros.
-template <int R, int BYTES, int ROW, int TOKEN = R * ROW>
-DEVICE void fetch(char* tile, const char* from, i64 token_bytes, i64 row_stride, int valid) {
-  constexpr int PIECES = BYTES / 16, ALL = C * R * PIECES;
+// Copies of R rows per token of 16 tokens into a tile; tokens from `valid` on become zeros. Where a thread's pieces are is
+// found once, and the same for all tensors of one shape.
+template <int R, int BYTES, int ROW, int TOKEN = R * ROW> struct Pieces {
+  static constexpr int PER_ROW = BYTES / 16, ALL = C * R * PER_ROW, MINE = (ALL + NT - 1) / NT;
+  u32 from[MINE];
+  DEVICE Pieces(i64 token_bytes, int row_stride) {
 #pragma unroll
-  for (int first = 0; first < ALL; first += NT) {
-    int i = first + (int)threadIdx.x;
-    if (ALL % NT == 0 || i < ALL) {
-      int row = i / PIECES, x = i % PIECES, t = row / R, j = row % R;
-      copy_async(tile + t * TOKEN + j * ROW + x * 16, from + t * token_bytes + j * row_stride + x * 16, t < valid);
+    for (int n = 0; n < MINE; n++) {
+      int i = n * NT + (int)threadIdx.x, row = i / PER_ROW;
+      from[n] = (u32)(row / R * token_bytes) + row % R * row_stride + i % PER_ROW * 16;
     }
   }
-}
+  DEVICE void copy(char* tile, const void* base, int valid) const {
+#pragma unroll
+    for (int n = 0; n < MINE; n++) {
+      int i = n * NT + (int)threadIdx.x, row = i / PER_ROW;
+      if (ALL % NT == 0 || i < ALL)
+        copy_async(tile + row / R * TOKEN + row % R * ROW + i % PER_ROW * 16, (const char*)base + from[n], row / R < valid);
+    }
+  }
+  DEVICE void flush(void* base, const char* tile, int valid) const {  // the way back
+#pragma unroll
+    for (int n = 0; n < MINE; n++) {
+      int i = n * NT + (int)threadIdx.x, row = i / PER_ROW;
+      if ((ALL % NT == 0 || i < ALL) && row / R < valid)
+        *(uint4_*)((char*)base + from[n]) = *(const uint4_*)(tile + row / R * TOKEN + row % R * ROW + i % PER_ROW * 16);
+    }
+  }
+};
 
 // This lane's part of the softmax over mixtures, of logarithms to base 2.
 DEVICE float share(float z) {

@@ -70,21 +70,6 @@ DEVICE void copy_async(void* to, const void* from, bool valid) {
                :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// A barrier that is passed without waiting: one lane of each warp arrives, and whoever needs the n-th round waits for it.
-DEVICE void barrier_init(u64* b, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory");
-}
-DEVICE void barrier_arrive(u64* b) {
-  u64 state;
-  asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(b)) : "memory");
-}
-DEVICE void barrier_wait(u64* b, int round) {
-  u32 done;
-  do {
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done) : "r"(shared_address(b)), "r"(round & 1) : "memory");
-  } while (!done);
-}
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 #endif
 

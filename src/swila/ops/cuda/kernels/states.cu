@@ -67,12 +67,14 @@ KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
   }
   for (int i = (int)threadIdx.x; i < STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
 
+  const Pieces<1, K * (int)sizeof(TX), X_ROW> key_pieces(H * K * sizeof(TX), 0);
+  const DecayPieces pieces = decay_pieces(H);
   for (i64 t0 = start; t0 < stop; t0 += C) {
     const int valid = stop - t0 < C ? (int)(stop - t0) : C;
     const i64 unit = chunk_row(a.bounds, span, (t0 - span.begin) / C, T) * warp_units + warp_unit;
     sync_block();
-    fetch<1, K * (int)sizeof(TX), X_ROW>(shared + STAGE_K, (const char*)(a.k + (t0 * H + head) * K), H * K * sizeof(TX), 0, valid);
-    fetch_decay(shared + STAGE_D, a.decay, t0 * H + head, H, vt, valid);
+    key_pieces.copy(shared + STAGE_K, a.k + (t0 * H + head) * K, valid);
+    fetch_decay(pieces, shared + STAGE_D, a.decay, t0 * H + head, vt, valid);
     copy_commit();
     emit_state(a.chunk_W + unit * STATE_PIECES * 32, W, p.lane);
     copy_wait<0>();
