@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format tables clean
+.PHONY: help run test test-gpu lint format tables clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ run: $(READY)  ## the main job: Temporal SwiLA, SwiLA and DeltaNet on a small CD
 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -q -n auto
+
+test-gpu: $(READY)  ## the tests of operation and layers on an NVIDIA GPU
+	@$(BIN)/python -m pytest -q --device cuda tests/ops tests/layers
 
 lint: $(READY)  ## style and types, as CI checks them
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

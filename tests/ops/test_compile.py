@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from served import on_cpu
 from torch._dynamo.utils import counters
 
 from swila import switching_delta_rule, switching_delta_rule_step
@@ -22,7 +23,7 @@ def run(call, backend):
     return [t * 2 for t in results(out).values()]
 
 
-@pytest.mark.parametrize("name", [*usable_backends(), "auto"])
+@pytest.mark.parametrize("name", [*on_cpu(), "auto"])
 @pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
 def test_fullgraph_with_dynamic_length(name, variant):
     torch._dynamo.reset()
@@ -38,7 +39,7 @@ def test_fullgraph_with_dynamic_length(name, variant):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("name", usable_backends())
+@pytest.mark.parametrize("name", on_cpu())
 def test_permuted_inputs(name):
     """Strides of results and gradients are those the tracer was told, whatever the inputs' are."""
     torch._dynamo.reset()
@@ -82,7 +83,7 @@ def test_no_gradient_keeps_nothing():
 
 
 @pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
-@pytest.mark.parametrize("name", usable_backends())
+@pytest.mark.parametrize("name", on_cpu())
 def test_opcheck(name, variant):
     call = make_call(VARIANTS[variant], Shape(B=1, T=40, H=1, K=3, V=2, J=2))
     inputs = leaves(call)

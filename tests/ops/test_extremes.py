@@ -4,12 +4,12 @@ from itertools import product
 
 import pytest
 import torch
+from served import on_cpu
 
 from swila import switching_delta_rule
-from swila.ops.backends import usable_backends
 from swila.testing import Shape, Variant, evaluate, make_call
 
-ALL = usable_backends()
+ALL = on_cpu()
 SHAPE = Shape(B=1, T=70, H=2, K=16, V=8, J=4)
 DECAYS, ORDERS, EITHER = (None, "key", "value", "head"), ("pre", "post"), (False, True)
 EXTREME = [

@@ -9,7 +9,8 @@ import torch
 from emulator.launcher import Emulator
 
 from swila import SwitchingState, switching_delta_rule, switching_delta_rule_step
-from swila.ops.backends import Backend, register_backend, unregister_backend
+from swila.ops.backends import Backend, choose_backend, register_backend, unregister_backend
+from swila.ops.call import PER_TOKEN
 from swila.ops.cuda.backend import Kernels, operand_bits, saved_like, unsupported
 from swila.testing import VARIANTS, Shape, Variant, check_backend, evaluate, make_call, problem_of
 
@@ -54,7 +55,9 @@ def test_more_precise_inputs(kernels, device, name, dtype):
 
 @pytest.mark.parametrize("J", [1, 2, 3, 5, 8, 16])
 def test_mixtures(kernels, device, J):
-    assert_right(make_call(VARIANTS["plain"], Shape(B=1, T=18, H=1, K=16, V=16, J=J), dtype=BF16, device=device), kernels)
+    assert_right(
+        make_call(VARIANTS["plain"], Shape(B=1, T=18, H=1, K=16, V=16, J=J), dtype=BF16, device=device), kernels
+    )
 
 
 @pytest.mark.parametrize(("K", "V"), [(16, 128), (64, 64), (128, 16), (128, 128)])
@@ -70,7 +73,9 @@ def test_sizes(kernels, device, name, K, V):
 def test_packed(kernels, device, name):
     """Lengths around a chunk of 16 tokens, and of 512, after which states are kept."""
     lengths = [3, 1, 16, 17, 33] + [513] * (name == "gated" or device != "cpu")
-    assert_right(make_call(VARIANTS[name], Shape(H=1, K=16, V=16, J=2), lengths=lengths, dtype=F32, device=device), kernels)
+    assert_right(
+        make_call(VARIANTS[name], Shape(H=1, K=16, V=16, J=2), lengths=lengths, dtype=F32, device=device), kernels
+    )
 
 
 @pytest.mark.parametrize("name", ["plain", "gated-value"])
@@ -95,7 +100,9 @@ def test_mixed_dtypes_and_strides(kernels, device):
     call = make_call(VARIANTS["gated-temporal"], Shape(B=2, T=34, H=2, K=16, V=32, J=2), dtype=BF16, device=device)
     call["beta"], call["log_decay"] = (call[name].detach().float().requires_grad_() for name in ("beta", "log_decay"))
     call["v"] = call["v"].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    whole = torch.zeros(call["k"].numel() + 1, dtype=BF16, device=device)[1:].view_as(call["k"])  # not aligned to 16 bytes
+    whole = torch.zeros(call["k"].numel() + 1, dtype=BF16, device=device)[1:].view_as(
+        call["k"]
+    )  # not aligned to 16 bytes
     call["k"] = whole.copy_(call["k"].detach()).requires_grad_()
     assert_right(call, kernels)
 
@@ -116,7 +123,9 @@ def test_same_bits_whatever_the_order_of_threads():
 
 EXTREME = [
     Variant(decay, order, temporal, temporal, normalize)
-    for decay, order, temporal, normalize in product((None, "key", "value"), ("pre", "post"), (False, True), (False, True))
+    for decay, order, temporal, normalize in product(
+        (None, "key", "value"), ("pre", "post"), (False, True), (False, True)
+    )
 ]
 
 
@@ -144,7 +153,9 @@ def test_gradient_of_a_strong_decay_is_small_not_noise(kernels, device, decay):
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_step(kernels, device, name, dtype):
-    call = make_call(VARIANTS[name], Shape(B=2, T=1, H=2, K=16, V=32, J=3), dtype=dtype, device=device, requires_grad=False)
+    call = make_call(
+        VARIANTS[name], Shape(B=2, T=1, H=2, K=16, V=32, J=3), dtype=dtype, device=device, requires_grad=False
+    )
     expected = switching_delta_rule_step(**call, backend="reference")
     found = switching_delta_rule_step(**call, backend=kernels)
     torch.testing.assert_close(found.output, expected.output)
@@ -157,6 +168,120 @@ def test_step(kernels, device, name, dtype):
     for mine, ours, theirs in zip(state, again.state, found.state, strict=True):
         assert mine is ours
         assert mine is None or torch.equal(mine, theirs)
+
+
+@pytest.fixture
+def gpu(device):
+    if device == "cpu":
+        pytest.skip("needs a GPU")
+    return device
+
+
+def test_auto_takes_the_kernels(gpu):
+    problem = problem_of(make_call(dtype=BF16, device=gpu))
+    assert choose_backend("auto", problem).name == "cuda"
+    assert choose_backend("auto", problem, step=True).name == "cuda"
+
+
+@pytest.mark.parametrize("name", ["plain", "gated-temporal", "gated-value"])
+def test_same_inputs_same_bits(gpu, name):
+    call = make_call(VARIANTS[name], Shape(B=3, T=200, H=4, K=64, V=64, J=4), dtype=BF16, device=gpu)
+    first, second = (evaluate(call, "cuda") for _ in range(2))
+    for key, value in first.items():
+        assert torch.equal(value, second[key]), key
+
+
+@pytest.mark.parametrize("name", ["temporal", "gated-temporal", "post-decay-value-temporal"])
+def test_split_is_whole(gpu, name):
+    call = make_call(
+        VARIANTS[name], Shape(B=2, T=150, H=2, K=32, V=32, J=4), dtype=F32, device=gpu, requires_grad=False
+    )
+    whole = switching_delta_rule(**call, return_state=True, backend="cuda")
+    parts, state = [], call["initial_state"]
+    for begin, end in ((0, 1), (1, 70), (70, 150)):
+        tokens = {k: v[:, begin:end] if k in PER_TOKEN else v for k, v in call.items()} | {"initial_state": state}
+        part = switching_delta_rule(**tokens, return_state=True, backend="cuda")
+        parts.append(part.output)
+        state = part.state
+    torch.testing.assert_close(torch.cat(parts, 1), whole.output, atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(state.W, whole.state.W, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["temporal", "gated"])
+def test_65536_tokens(gpu, name):
+    """Against the same run in parts, whose states the operation carries; and gradients that are finite."""
+    call = make_call(
+        VARIANTS[name], Shape(B=1, T=65536, H=1, K=64, V=64, J=4), dtype=BF16, device=gpu, initial_state=False
+    )
+    output = switching_delta_rule(**call, backend="cuda").output
+    grads = torch.autograd.grad(
+        output.float().square().sum(), [call[key] for key in ("q", "k", "v", "beta", "key_logits")]
+    )
+    assert all(grad.isfinite().all() for grad in grads)
+    parts, state = [], None
+    with torch.no_grad():
+        for begin in range(0, 65536, 8192):
+            tokens = {k: v[:, begin : begin + 8192] if k in PER_TOKEN else v for k, v in call.items()}
+            part = switching_delta_rule(**tokens, initial_state=state, return_state=True, backend="cuda")
+            parts.append(part.output)
+            state = part.state
+    difference = (torch.cat(parts, 1) - output).float()
+    assert difference.norm() < 2e-2 * output.float().norm()
+
+
+def test_more_than_two_billion_numbers(gpu):
+    """Offsets do not fit into 32 bits: the last tokens of the last head, against those alone."""
+    B, T, H, K, V, J = 1, 66_000, 128, 16, 64, 4
+    wide = torch.rand(B, T, H, J, V, device=gpu, dtype=BF16)
+    assert wide.numel() > 2**31
+    q, k = (torch.nn.functional.normalize(torch.randn(B, T, H, K, device=gpu, dtype=BF16), dim=-1) for _ in range(2))
+    v = torch.randn(B, T, H, V, device=gpu, dtype=BF16)
+    with torch.no_grad():
+        whole = switching_delta_rule(q, k, v, wide, wide, wide, backend="cuda").output[:, :, -1:]
+        last = [x[:, :, -1:].contiguous() for x in (q, k, v, wide, wide, wide)]
+        assert torch.equal(switching_delta_rule(*last, backend="cuda").output, whole)
+
+
+@pytest.mark.unpoisoned
+def test_compiles_to_one_graph(gpu):
+    call = make_call(VARIANTS["gated-temporal"], Shape(B=1, T=40, H=2, K=32, V=32, J=4), dtype=BF16, device=gpu)
+
+    def loss(**call):
+        found = switching_delta_rule(**call, return_state=True)
+        return found.output.float().sum() + found.state.W.sum()
+
+    inputs = [call["q"], call["log_decay"], call["initial_state"].W]
+    expected = torch.autograd.grad(loss(**call), inputs)
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True)(**call), inputs)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.unpoisoned
+def test_captured_in_a_graph(gpu):
+    """Forward, backward and step replay with new numbers in the same places; nothing waits for the device."""
+    shape = Shape(B=2, T=40, H=2, K=32, V=32, J=4)
+    call, other = (make_call(VARIANTS["gated-temporal"], shape, dtype=BF16, device=gpu, seed=seed) for seed in (0, 1))
+    leaves = [t for t in call.values() if isinstance(t, torch.Tensor)]
+
+    def work():
+        output = switching_delta_rule(**call, backend="cuda").output
+        return output, *torch.autograd.grad(output, leaves, torch.ones_like(output))
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            captured = work()
+    with torch.no_grad():
+        for name, t in call.items():
+            if isinstance(t, torch.Tensor):
+                t.copy_(other[name])
+    graph.replay()
+    for ours, theirs in zip(captured, work(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_refusals_say_what_is_needed():

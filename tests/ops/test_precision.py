@@ -7,13 +7,13 @@ import textwrap
 
 import pytest
 import torch
+from served import on_cpu
 
 from swila import switching_delta_rule
-from swila.ops.backends import usable_backends
 from swila.testing import VARIANTS, evaluate, make_call
 
 
-@pytest.mark.parametrize("name", usable_backends())
+@pytest.mark.parametrize("name", on_cpu())
 def test_autocast_does_not_reach_inside(name):
     call = make_call(VARIANTS["gated-temporal"])
     plain = evaluate(call, name)

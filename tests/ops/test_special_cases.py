@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from served import on_cpu
 
 from swila import switching_delta_rule
-from swila.ops.backends import usable_backends
 from swila.testing import Shape, Variant, make_call
 
 SHAPE = Shape(B=2, T=40, H=2, K=6, V=5, J=1)
@@ -30,7 +30,7 @@ def delta_net(q, k, v, beta, alpha=None):
     return out
 
 
-@pytest.mark.parametrize("name", [*usable_backends(), "auto"])
+@pytest.mark.parametrize("name", [*on_cpu(), "auto"])
 @pytest.mark.parametrize("decay", [None, "head", "key"], ids=["DeltaNet", "GatedDeltaNet", "KDA"])
 def test_one_mixture(name, decay):
     call = make_call(Variant(decay), SHAPE, dtype=torch.float64, initial_state=False)
@@ -46,7 +46,7 @@ def test_one_mixture(name, decay):
         torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)
 
 
-@pytest.mark.parametrize("name", usable_backends())
+@pytest.mark.parametrize("name", on_cpu())
 def test_logits_of_one_mixture_do_not_matter(name):
     call = make_call(shape=SHAPE, dtype=torch.float64)
     out = switching_delta_rule(**call, backend=name).output
@@ -55,7 +55,7 @@ def test_logits_of_one_mixture_do_not_matter(name):
     assert dquery.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", usable_backends())
+@pytest.mark.parametrize("name", on_cpu())
 def test_open_gates_are_the_plain_rule(name):
     call = make_call(Variant(key_temporal=True, query_temporal=True), dtype=torch.float64)
     gates = {gate: torch.ones_like(call[gate]) for gate in ("key_gate", "query_gate")}
@@ -65,7 +65,7 @@ def test_open_gates_are_the_plain_rule(name):
     torch.testing.assert_close(temporal, switching_delta_rule(**plain, backend=name).output, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", usable_backends())
+@pytest.mark.parametrize("name", on_cpu())
 def test_orders_of_decay_differ_only_with_decay(name):
     call = make_call(Variant("key"), dtype=torch.float64)
     outputs = {o: switching_delta_rule(**call | {"decay_order": o}, backend=name).output for o in ("pre", "post")}

@@ -4,15 +4,15 @@ import re
 
 import pytest
 import torch
+from served import on_cpu
 
 from swila import SwitchingState, set_value_checks, switching_delta_rule, switching_delta_rule_step
-from swila.ops.backends import usable_backends
 from swila.testing import VARIANTS, Shape, make_call
 
 SHAPE = Shape(B=2, T=8, H=2, K=4, V=3, J=2)
 
 
-@pytest.fixture(params=[*usable_backends(), "auto"])
+@pytest.fixture(params=[*on_cpu(), "auto"])
 def name(request):
     return request.param
 
@@ -128,7 +128,7 @@ def test_unknown_backend():
         switching_delta_rule(**call(), backend="cudnn")
 
 
-@pytest.mark.parametrize("name", usable_backends())
+@pytest.mark.parametrize("name", on_cpu())
 def test_bounds_of_packed_sequences_are_always_checked(name, monkeypatch):
     """Both bring them to the host anyway; unchecked they would leave outputs unwritten."""
     from swila.ops import validation

@@ -142,7 +142,7 @@ def contest(
     work: list[tuple[Timing, Callable[[], Tensor], list[Tensor], Tensor]] = []
     for name, variant in OURS.items():
         progress(f"{shape}: checking {name}")
-        refused, _, worst = verdict(get_backend("cuda"), shape, variant, torch.bfloat16, device)
+        refused, _, _ = verdict(get_backend("cuda"), shape, variant, torch.bfloat16, device)
         timing = Timing(name, refused=refused)
         timings.append(timing)
         if refused is None:
@@ -203,7 +203,7 @@ def _entered(
 
 def decode(device: str, repeats: int, bandwidth: float) -> dict[str, float]:
     """A step in place, replayed from a CUDA graph, against reading and writing the state once."""
-    call = {name: t.detach() for name, t in inputs_of(VARIANTS["plain"], DECODE, device).items()}
+    call: dict[str, Any] = {name: t.detach() for name, t in inputs_of(VARIANTS["plain"], DECODE, device).items()}
     B, H, J, V, K = DECODE.B, DECODE.H, DECODE.J, DECODE.V, DECODE.K
     state = SwitchingState(torch.randn(B, H, J, V, K, device=device))
 

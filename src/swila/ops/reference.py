@@ -95,9 +95,7 @@ def token_loop(x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] 
     return Results(output, *carried, *sums)
 
 
-def differentiable_forward(
-    x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] = lambda t: t
-) -> Results:
+def differentiable_forward(x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] = lambda t: t) -> Results:
     """The operation under autograd: full precision inside, packed sequences one after another."""
     dtype = x.v.dtype
     tokens = x.q.shape[0] * x.q.shape[1]

@@ -30,7 +30,18 @@ def build(kernel: str, defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
         unfinished = library.with_suffix(f".{id(key)}.tmp")
         macros = [f"-D{name}={value}" for name, value in defines]
         macros += [f'-DSOURCE="{KERNELS / kernel}.cu"', f"-DKERNEL_NAME=swila_{kernel}"]
-        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *macros, "-x", "c++", str(HERE / "emulate.cpp")]
+        command = [
+            "g++",
+            "-std=c++17",
+            "-O1",
+            "-w",
+            "-shared",
+            "-fPIC",
+            *macros,
+            "-x",
+            "c++",
+            str(HERE / "emulate.cpp"),
+        ]
         subprocess.run([*command, "-o", str(unfinished)], check=True)
         unfinished.rename(library)
     return ctypes.CDLL(str(library))
@@ -58,7 +69,9 @@ class Emulator:
         """How many blocks one head takes."""
         return spec.blocks(kernel, self._built(kernel, spec, flags)[1])
 
-    def __call__(self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments, device: int) -> None:
+    def __call__(
+        self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments, device: int
+    ) -> None:
         """Run every block."""
         library, warps = self._built(kernel, spec, flags)
         values = [0 if a is None else a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]

@@ -131,7 +131,6 @@ class Kernels:
             out["log_decay"] = ddecay.sum(4, keepdim=True)
         return {name: grad.to(getattr(given, name).dtype) for name, grad in (out | state).items()}
 
-
     def step(self, x: Inputs, options: Options, inplace: bool = False) -> Results:
         """One token, without gradients; ``inplace`` writes the new state over the old one."""
         results = Results(torch.empty_like(x.v))
@@ -174,7 +173,9 @@ def _spread(grads: Results, tokens: int) -> Tensor | None:
     if all(grad is None for grad in grads.routing):
         return None
     like = next(grad for grad in (grads.key_usage, grads.query_usage) if grad is not None)
-    parts = [torch.zeros_like(like) if g is None else g if g.ndim == 3 else g[:, None].expand_as(like) for g in grads.routing]
+    parts = [
+        torch.zeros_like(like) if g is None else g if g.ndim == 3 else g[:, None].expand_as(like) for g in grads.routing
+    ]
     return torch.stack(parts).float() / tokens
 
 
