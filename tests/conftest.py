@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swila.ops.backends import all_backends, why_not
+from swila.ops.backends import all_backends, get_backend, why_not
 from swila.testing import make_call, problem_of
 
 
@@ -26,6 +26,8 @@ def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
         problem = replace(problem_of(make_call()), device=metafunc.config.getoption("--device"))
         served = [b.name for b in all_backends() if why_not(b, problem) is None]
+        if problem.device != "cpu":  # the torch paths are the same there, and take long
+            served = [name for name in served if not get_backend(name).slow_on_gpu]
         metafunc.parametrize("backend", [name for name in served if name != "reference"])
 
 

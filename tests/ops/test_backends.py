@@ -62,14 +62,15 @@ def test_named_backend_never_falls_back(registry, problem):
 
 def test_slow_choice_on_a_gpu_is_said_once(registry, problem):
     register_backend(replace(get_backend("blocked"), name="picky", refuses=lambda p: "K must be 64"))
+    on_gpu = replace(problem, device="cuda", dtype=torch.float64)  # which no kernel takes
     with pytest.warns(
-        UserWarning, match="'blocked' backend .* on cuda, which is slow there: picky: K must be 64; numba: "
+        UserWarning, match="'blocked' backend .* on cuda, which is slow there: picky: K must be 64; cuda: .*; numba: "
     ):
-        choose_backend("auto", replace(problem, device="cuda"))
+        choose_backend("auto", on_gpu)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        choose_backend("auto", replace(problem, device="cuda"))
-        choose_backend("blocked", replace(problem, device="cuda"))
+        choose_backend("auto", on_gpu)
+        choose_backend("blocked", on_gpu)
 
 
 def test_names_are_unique_and_auto_is_taken(registry):

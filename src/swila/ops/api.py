@@ -62,8 +62,8 @@ def switching_delta_rule(
             starts from its own state.
         return_state: whether to return the state after the last token of each sequence.
         routing_stats: whether to return usage and entropy of the responsibilities and of the mix.
-        backend: ``"auto"`` (the fastest that serves the call), or ``"cuda"``, ``"numba"``, ``"blocked"``, ``"reference"``. A
-            backend asked for by name never falls back.
+        backend: ``"auto"`` (the fastest that serves the call), or ``"cuda"``, ``"numba"``, ``"blocked"`` or
+            ``"reference"``. A backend asked for by name never falls back.
 
     Returns:
         ``SwitchingOutput(output [B, T, H, V], state, stats)``. Output, state and statistics are differentiable in
@@ -101,8 +101,9 @@ def switching_delta_rule_step(
 
     Arguments as there, for one token: either with their time axis of length 1 (``q [B, 1, H, K]``, ...) or without
     it (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...); the output follows ``q``. The state
-    comes back unless ``return_state=False``. With ``inplace`` it is written over ``initial_state`` and comes back as the
-    same tensors: no second state in memory, and addresses that a captured CUDA graph can rely on; without gradients.
+    comes back unless ``return_state=False``. With ``inplace`` it is written over ``initial_state`` and comes back as
+    the same tensors: no second state in memory, and addresses that a captured CUDA graph can rely on. It has no
+    gradients.
     """
     tokens = [q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate]
     has_time = not isinstance(q, Tensor) or q.ndim != 3

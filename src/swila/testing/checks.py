@@ -2,8 +2,9 @@
 
 How far off it may be is not a number made up: the token loop itself, run on the same inputs in the same precision, is
 some way from float64, and a backend may be a few times that far, since it adds up in another order; where the loop
-happens to be closer than chance, a floor of some roundings of the recurrence's own arithmetic takes its place. A backend
-on matrix units is measured by the loop with their operands rounded as they are there, and may be twice as far off.
+happens to be closer than chance, a floor of some roundings of the recurrence's own arithmetic takes its place. A
+backend on matrix units is measured by the loop with their operands rounded as they are there, and may be twice as far
+off.
 """
 
 from __future__ import annotations

@@ -23,9 +23,14 @@ class Launcher(Protocol):
     """Compiles a kernel for a specialisation and launches it, one block per so many units of the grid."""
 
     def __call__(
-        self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments: Sequence[int | Tensor | None],
+        self,
+        kernel: str,
+        spec: Specialization,
+        flags: dict[str, int],
+        heads: int,
+        arguments: Sequence[int | Tensor | None],
         device: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Launch ``heads`` times as many blocks as one head takes, on the current stream of the tensors' device."""
 
     def tiles(self, kernel: str, spec: Specialization, flags: dict[str, int], device: int) -> int:
@@ -106,6 +111,7 @@ class Kernels:
             self.launch("states", spec, {"STATS": 0}, segments * H, states, device)
             ddecay = out["log_decay"] if decay_kind(x.log_decay) != "head" else new(B, T, H, J, V, 1)
         if by_key:
+            assert chunk_W is not None
             chunk_du, chunk_ds, chunk_dW = (torch.empty_like(t) for t in (kept[1], kept[1], chunk_W))
         flags = {"STATS": int(any(grad is not None for grad in grads.routing))}
         tiles = self.launch.tiles("backward", spec, flags, device)
@@ -115,7 +121,7 @@ class Kernels:
         parts = new(2, tiles, B, T, H, K) if tiles > 1 and not by_key else None
         arguments = [
             x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.cu_seqlens, dout, *dfinal,
-            _spread(grads, B * T), *_three(kept), x.log_decay, chunk_W, chunk_du, chunk_ds, chunk_dW, out["q"], out["k"],
+            _spread(grads, x), *_three(kept), x.log_decay, chunk_W, chunk_du, chunk_ds, chunk_dW, out["q"], out["k"],
             parts, out["v"], *(out.get(name) for name in GATED), ddecay, *(state.get(name) for name in STATE), N, T, H,
         ]  # fmt: skip
         self.launch("backward", spec, flags, N * H, arguments, device)
@@ -168,15 +174,13 @@ def _means(results: Results, sums: Tensor, tokens: int) -> None:
         mean.copy_(value)
 
 
-def _spread(grads: Results, tokens: int) -> Tensor | None:
+def _spread(grads: Results, x: Inputs) -> Tensor | None:
     """Gradients of the statistics as one ``[4, H, J, V]``, per token; None where nothing depends on them."""
     if all(grad is None for grad in grads.routing):
         return None
-    like = next(grad for grad in (grads.key_usage, grads.query_usage) if grad is not None)
-    parts = [
-        torch.zeros_like(like) if g is None else g if g.ndim == 3 else g[:, None].expand_as(like) for g in grads.routing
-    ]
-    return torch.stack(parts).float() / tokens
+    like = x.q.new_zeros(x.beta.shape[2:], dtype=torch.float32)
+    parts = [like if g is None else g if g.ndim == 3 else g[:, None].expand_as(like) for g in grads.routing]
+    return torch.stack(parts) / (x.q.shape[0] * x.q.shape[1])
 
 
 def operand_bits(dtype: torch.dtype) -> int:

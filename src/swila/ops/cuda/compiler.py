@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,13 +81,13 @@ def compile_cubin(kernel: str, defines: dict[str, str], arch: str, driver: int) 
     return bytes(code)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(kernel: str, spec: Specialization, flags: tuple[tuple[str, int], ...], device: int) -> Compiled:
     """The kernel ready to launch, with as many warps per block as the device has shared memory for."""
     from cuda.bindings import driver
     from cuda.core import ObjectCode
 
-    limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     major, minor = torch.cuda.get_device_capability(device)
     with torch.cuda.device(device):
         _make_current(device)
@@ -115,9 +115,14 @@ class GpuLauncher:
         return spec.blocks(kernel, load(kernel, spec, tuple(flags.items()), device).warps)
 
     def __call__(
-        self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments: Sequence[int | Tensor | None],
+        self,
+        kernel: str,
+        spec: Specialization,
+        flags: dict[str, int],
+        heads: int,
+        arguments: Sequence[int | Tensor | None],
         device: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Launch; nothing here waits for the device."""
         from cuda.bindings import driver
 
