@@ -106,14 +106,16 @@ def gdn_backward_allowed() -> Iterator[None]:
         chunk_o.TRITON_ABOVE_3_7_1 = before
 
 
-def milliseconds(work: Callable[[], object]) -> float:
-    """Device time of a piece of work, from events around it."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
+def milliseconds(work: Callable[[], object], times: int = 5) -> float:
+    """Device time of a piece of work: the median of some in a row, so that the host is ahead of the device."""
+    events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(times)]
+    torch.cuda._sleep(10_000_000)  # the device waits while the host queues the first
+    for start, end in events:
+        start.record()
+        work()
+        end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end)
+    return median(start.elapsed_time(end) for start, end in events)
 
 
 def copy_bandwidth(device: str) -> float:
@@ -122,7 +124,7 @@ def copy_bandwidth(device: str) -> float:
     y = torch.empty_like(x)
     for _ in range(3):
         y.copy_(x)
-    return 2 * x.numel() / median(milliseconds(lambda: y.copy_(x)) for _ in range(10))
+    return 2 * x.numel() / milliseconds(lambda: y.copy_(x), 20)
 
 
 def _size(tensors: Any) -> int:
@@ -157,7 +159,6 @@ def contest(
         for timing, forward, leaves, weight in work:
             progress(f"{shape}: timing {timing.name}, turn {turn} of {repeats}")
             with torch.no_grad():
-                forward()
                 alone = milliseconds(forward)
             total = milliseconds(lambda f=forward, x=leaves, w=weight: torch.autograd.grad(f(), x, w))  # type: ignore[misc]
             if turn:  # the first warms up
@@ -218,7 +219,7 @@ def decode(device: str, repeats: int, bandwidth: float) -> dict[str, float]:
             for _ in range(10):
                 step()
     graph.replay()
-    found = median(milliseconds(graph.replay) for _ in range(10 * repeats)) / 10
+    found = milliseconds(graph.replay, 10 * repeats) / 10
     floor = 2 * _size([state.W]) / bandwidth
     return {"ms": found, "floor_ms": floor, "ratio": found / floor}
 

@@ -13,6 +13,7 @@ VARIANT_NAMES = (
     "plain, temporal, gated, gated-value, gated-head, gated-temporal, post-decay, post-decay-value-temporal, "
     "unnormalized, unnormalized-gated-temporal"
 )
+SHAPE = "B4 T1024 H4 K64 V64 J4"
 bench = typer.Typer(help="Measure, side by side in one run.", no_args_is_help=True)
 
 
@@ -23,8 +24,13 @@ def _bench() -> None:
 
 @bench.command()
 def op(
-    shape: Annotated[str, typer.Option(help="Sizes of the call.")] = "B4 T1024 H4 K64 V64 J4",
-    variant: Annotated[str, typer.Option(help=f"Form of the recurrence: {VARIANT_NAMES}.")] = "plain",
+    shape: Annotated[
+        str | None, typer.Option(help=f"Sizes of the call. Default: {SHAPE}; on a GPU a choice of sizes.")
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(help=f"Form of the recurrence: {VARIANT_NAMES}. Default: plain; on a GPU three of them."),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Of the inputs: float32, bfloat16, float16, float64.")] = "float32",
     backend: Annotated[
@@ -39,6 +45,9 @@ def op(
 
     Each is first checked against the specification in float64; one that is wrong is not timed, and the exit status is
     then 1. Results go to a JSON file with the hardware, versions and commit they belong to.
+
+    On a GPU, unless a variant or backend is named: the kernels in bfloat16 beside those of flash-linear-attention, where
+    it is installed, on a state of the same size, with the ratios of their times.
     """
     import json
     from dataclasses import asdict
@@ -51,6 +60,9 @@ def op(
     from swila.environment import environment
 
     path = out or Path("runs/bench") / f"op-{device.replace(':', '')}.json"
+    if device.startswith("cuda") and variant is None and not backend:
+        return _beside_rivals(shape, device, repeats, path)
+    shape, variant = shape or SHAPE, variant or "plain"
     with one_line_errors():
         sizes, form, kind = parse_shape(shape), parse_variant(variant), parse_dtype(dtype)
         parse_device(device)
@@ -87,4 +99,55 @@ def op(
     path.write_text(json.dumps(record, indent=2) + "\n")
     console.print(f"written to {path}")
     if any(row.wrong for row in rows):
+        raise SystemExit(1)
+
+
+def _beside_rivals(shape: str | None, device: str, repeats: int, path: Path) -> None:
+    import json
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from swila.benchmarks.rivals import SHAPES, benchmark
+    from swila.environment import environment
+    from swila.layers import fla
+
+    with one_line_errors():
+        parse_device(device)
+        shapes = (parse_shape(shape),) if shape else SHAPES
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()  # better now than after the measurement
+        console = Console()
+        if reason := fla.unusable():
+            console.print(f"[yellow]no rivals: {escape(reason)}[/]")
+        with console.status("starting") as status:
+            record = benchmark(shapes, device, repeats, status.update)
+    record = {"benchmark": "op", "environment": environment(), "device": device, "repeats": repeats, **record}
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    headings = ("", "forward ms", "× bytes", "fwd + bwd ms", "× bytes", "peak GB", "kept / inputs")
+    for found in record["shapes"]:
+        title = " ".join(f"{name}{size}" for name, size in found["shape"].items())
+        table = Table(title=title, title_justify="left", box=None)
+        for heading in headings:
+            table.add_column(heading, header_style="bold", justify="right" if heading else "left")
+        for row in found["timings"]:
+            if row["refused"]:
+                console.print(f"[red]{row['name']} is not timed: {escape(row['refused'])}[/]")
+                continue
+            table.add_row(
+                row["name"], f"{row['forward_ms']:.2f}", f"{row['forward_ms'] / row['floor_ms']:.1f}",
+                f"{row['total_ms']:.2f}", f"{row['total_ms'] / row['total_floor_ms']:.1f}",
+                f"{row['peak_bytes'] / 1e9:.2f}", f"{row['kept_ratio']:.2f}",
+            )  # fmt: skip
+        console.print(table)
+    for ratio in record["ratios"]:
+        console.print(f"{ratio['what']}: [bold]{ratio['value']:.2f}[/]  ({ratio['shape']})")
+    step = record["decode"]
+    console.print(
+        f"decoding step, state read and written once: {step['ms'] * 1e3:.0f} µs, [bold]{step['ratio']:.2f}[/] × bytes"
+    )
+    console.print("× bytes: time over that of moving inputs, outputs and gradients once, at the bandwidth of a copy")
+    console.print(f"written to {path}")
+    if any(row["refused"] for found in record["shapes"] for row in found["timings"]):
         raise SystemExit(1)
