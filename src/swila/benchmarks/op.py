@@ -59,6 +59,8 @@ def benchmark(
     right: list[str] = []
     for backend in [get_backend(name) for name in names] if names else list(all_backends()):
         progress(f"checking {backend.name}")
+        if backend.unusable() and not names:
+            continue
         reason, wrong, worst = verdict(backend, shape, variant, dtype, device)
         rows.append(Row(backend.name, reason, wrong, worst))
         if reason is None:

@@ -29,7 +29,7 @@ def op(
     ] = None,
     variant: Annotated[
         str | None,
-        typer.Option(help=f"Form of the recurrence: {VARIANT_NAMES}. Default: plain; on a GPU three of them."),
+        typer.Option(help=f"Form of the recurrence: {VARIANT_NAMES}. Default: plain; on a GPU three."),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Of the inputs: float32, bfloat16, float16, float64.")] = "float32",
@@ -46,8 +46,8 @@ def op(
     Each is first checked against the specification in float64; one that is wrong is not timed, and the exit status is
     then 1. Results go to a JSON file with the hardware, versions and commit they belong to.
 
-    On a GPU, unless a variant or backend is named: the kernels in bfloat16 beside those of flash-linear-attention, where
-    it is installed, on a state of the same size, with the ratios of their times.
+    On a GPU, unless a variant or backend is named: the kernels in bfloat16 beside those of flash-linear-attention,
+    where it is installed, on a state of the same size, with the ratios of their times.
     """
     import json
     from dataclasses import asdict
