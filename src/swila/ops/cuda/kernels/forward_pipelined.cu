@@ -80,33 +80,43 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
     }
     put_blocks(gram, 0);
   }
-  // Rows of one half and one block of output dims of what a chunk reads: o = Σ_j ρ_j S_j.
+  // Rows of one half and one block of output dims of what a chunk reads, o = Σ_j ρ_j S_j: first the logits or the mix.
+  float left[JT], right[JT];
+  auto load_mix = [&](int chunk, int h, int b) {
+    const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
+#pragma unroll
+    for (int i = 0; i < JT; i++) {
+      int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
+      left[i] = right[i] = J == 1 ? 1.f : NEVER;
+      if constexpr (LANE_MIX) {
+        float2_ m = *(const float2_*)&mix_tile[t * U_ROW + (i * DB + b) * 8 + p.quad * 2];
+        left[i] = m.x[0], right[i] = m.x[1];
+      } else if (J > 1 && j < J && (V >= DPW || d < V)) {
+        load2((const TB*)(stage(chunk) + STAGE_LQ + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d, left[i], right[i]);
+      }
+    }
+  };
   auto read_out = [&](int chunk, int h, int b) {
-    const char* s = stage(chunk);
     const i64 t0 = start + (i64)chunk * C;
     const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-    float x[JT], y[JT], o0 = 0.f, o1 = 0.f;
-    if constexpr (LANE_MIX) {
+    if constexpr (!LANE_MIX && J > 1) softmax_tile(left, right);
+    float o0 = 0.f, o1 = 0.f;
 #pragma unroll
-      for (int i = 0; i < JT; i++) {
-        float2_ m = *(const float2_*)&mix_tile[t * U_ROW + (i * DB + b) * 8 + p.quad * 2];
-        x[i] = m.x[0], y[i] = m.x[1];
-      }
-    } else if constexpr (J == 1) {
-      x[0] = y[0] = 1.f;
-    } else {
-      prior_of(x, y, s + STAGE_LQ, t, b, p);
-    }
-#pragma unroll
-    for (int i = 0; i < JT; i++) o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
+    for (int i = 0; i < JT; i++) o0 += left[i] * S[i * DB + b][2 * h], o1 += right[i] * S[i * DB + b][2 * h + 1];
     o0 = over_tile(o0), o1 = over_tile(o1);
-    if (chunk >= 0 && t0 + t < stop && p.quad * 2 < DPW && (V >= DPW || d < V)) store2(a.out + ((t0 + t) * H + head) * V + first + d, o0, o1);
+    if (chunk >= 0 && t0 + t < stop && p.quad * 2 < DPW && (V >= DPW || d < V))
+      store2(a.out + ((t0 + t) * H + head) * V + first + d, o0, o1);
   };
-  auto write_state = [&](int chunk, int ks) {
-    B16 x, y;
-    load_transposed(x, y, stage(chunk) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+  // Operands are loaded a step before they are used, so that the substitution does not wait for them.
+  constexpr int AHEAD = KS > 4 ? 2 : 1;
+  B16 kx[AHEAD], ky[AHEAD];
+  auto load_written = [&](int chunk, int ks) {
+    load_transposed(kx[ks % AHEAD], ky[ks % AHEAD], stage(chunk) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+  };
+  auto write_state = [&](int ks) {
 #pragma unroll
-    for (int m = 0; m < 2; m++) product(W[m][2 * ks], c_before[m], x), product(W[m][2 * ks + 1], c_before[m], y);
+    for (int m = 0; m < 2; m++)
+      product(W[m][2 * ks], c_before[m], kx[ks % AHEAD]), product(W[m][2 * ks + 1], c_before[m], ky[ks % AHEAD]);
   };
   auto keep_state = [&](int chunk) {  // at the end of that chunk
     if (a.kept_W && chunk >= 0 && ((chunk + 1) * C % SEGMENT == 0 || chunk + 1 == chunks)) {
@@ -139,37 +149,45 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
 #pragma unroll
       for (int t = 0; t < C; t++) prior[t] *= gk[t], gk[t] = 1.f - gk[t];
     }
+    load_mix(chunk - 1, 0, 0);
     float reads[4][4] = {}, begun[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {}, gram_x[2][4] = {};
     Pair cross_now = cross;
+    A16 qf, kf, nf;
+    auto load_products = [&](int ks) {
+      qf = load_rows(s + STAGE_Q, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+      kf = load_rows(s + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+      nf = load_rows(next + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+    };
     // What does not wait for the substitution, a bit after each of its steps.
     auto meanwhile = [&](int step) {
-      if (step < 4) {
 #pragma unroll
-        for (int i = 0; i < 2 * DB; i++)
-          if (i * 4 / (2 * DB) == step) read_out(chunk - 1, i / DB, i % DB);
-      } else if (step < 8) {
+      for (int i = 0; i < 2 * DB; i++) {
+        if (i * 4 / (2 * DB) == step) read_out(chunk - 1, i / DB, i % DB);
+        if (i + 1 < 2 * DB && i * 4 / (2 * DB) == step) load_mix(chunk - 1, (i + 1) / DB, (i + 1) % DB);
+      }
 #pragma unroll
-        for (int ks = 0; ks < KS; ks++)
-          if (ks * 4 / KS == step - 4) write_state(chunk - 1, ks);
-      } else {
+      for (int ks = 0; ks < KS; ks++) {
+        if (4 + ks * 4 / KS == step) write_state(ks);
+        if (8 + ks * 8 / KS == step) {
 #pragma unroll
-        for (int ks = 0; ks < KS; ks++)
-          if (ks * 8 / KS == step - 8) {
-            A16 qf = load_rows(s + STAGE_Q, OPERAND_TILE, X_ROW, ks * 16, p.lane);
-            A16 kf = load_rows(s + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
-            A16 nf = load_rows(next + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
-#pragma unroll
-            for (int nt = 0; nt < 4; nt++) {
-              B16 w = state_operand(nt, ks);
-              product(reads[nt], qf, w), product(begun[nt], nf, w);
-            }
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-              product(gram_p[h], qf, half_of(kf, h));
-              product(gram_x[h], nf, half_of(kf, h));
-              product(gram_a[h], nf, half_of(nf, h));
-            }
+          for (int nt = 0; nt < 4; nt++) {
+            B16 w = state_operand(nt, ks);
+            product(reads[nt], qf, w), product(begun[nt], nf, w);
           }
+        }
+        if (8 + ks * 8 / KS + (KS > 4 ? 0 : 1) == step) {
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            product(gram_p[h], qf, half_of(kf, h));
+            product(gram_x[h], nf, half_of(kf, h));
+            product(gram_a[h], nf, half_of(nf, h));
+          }
+        }
+      }
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++) {
+        if (3 + ks * 4 / KS == step) load_written(chunk - 1, ks);
+        if (7 + ks * 8 / KS == step) load_products(ks);
       }
       if (LANE_MIX && step == 3) {
         float mix[C], gq[C];
@@ -269,9 +287,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
   copy_wait<0>();
 
 #pragma unroll
-  for (int i = 0; i < 2 * DB; i++) read_out(chunks - 1, i / DB, i % DB);
+  for (int i = 0; i < 2 * DB; i++) load_mix(chunks - 1, i / DB, i % DB), read_out(chunks - 1, i / DB, i % DB);
 #pragma unroll
-  for (int ks = 0; ks < KS; ks++) write_state(chunks - 1, ks);
+  for (int ks = 0; ks < KS; ks++) load_written(chunks - 1, ks), write_state(ks);
   keep_state(chunks - 1);
   if (a.W_out) {
     store_state(a.W_out, W, unit, first, p);

@@ -292,17 +292,11 @@ constexpr float SCALE = 0.84932180f, UNSCALE = 1.17741002f;
 // The softmax over mixtures of a tile of logits [token, J] rows for all 16 tokens, into a tile [token, column] of floats.
 // A lane has all mixtures of two output dims, so that it needs an exponential per column and few shuffles.
 constexpr int DB = DPW >= 8 ? DPW / 8 : 1, JT = 4 / DB;  // blocks of 8 output dims in a warp, tiles that share one
-DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, int b, const Place& p) {
-  const int d = (b * 8 + p.quad * 2) % DPW;
+DEVICE void softmax_tile(float (&x)[JT], float (&y)[JT]) {
   float most0 = NEVER, most1 = NEVER, sum0 = 0.f, sum1 = 0.f;
 #pragma unroll
   for (int i = 0; i < JT; i++) {
-    int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
-    x[i] = y[i] = NEVER;
-    if (j < J && (V >= DPW || d < V)) {
-      load2((const TB*)(logits + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d, x[i], y[i]);
-      x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
-    }
+    if (!DEAD || x[i] != NEVER) x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
     most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
   }
 #pragma unroll
@@ -318,6 +312,16 @@ DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, 
   sum0 = rcp(sum0), sum1 = rcp(sum1);
 #pragma unroll
   for (int i = 0; i < JT; i++) x[i] *= sum0, y[i] *= sum1;
+}
+DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, int b, const Place& p) {
+  const int d = (b * 8 + p.quad * 2) % DPW;
+#pragma unroll
+  for (int i = 0; i < JT; i++) {
+    int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
+    x[i] = y[i] = NEVER;
+    if (j < J && (V >= DPW || d < V)) load2((const TB*)(logits + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d, x[i], y[i]);
+  }
+  softmax_tile(x, y);
 }
 // The same for all 16 tokens of a lane's column; `tile` is for the exchange.
 DEVICE void load_prior(float (&pi)[C], const char* logits, float* tile, const Place& p) {
