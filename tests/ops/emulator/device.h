@@ -26,7 +26,7 @@ typedef int64_t i64;
 #define __launch_bounds__(...)
 #define __restrict__
 #define SHARED(name) char* name = shared_memory
-#define SHARED_BYTES(bytes) static int swila_shared_bytes = (bytes), swila_threads = NT;
+#define NEEDS(bytes, threads) static int swila_shared_bytes = (bytes), swila_threads = (threads);
 
 struct Dim { unsigned x; };
 struct Warp { u64 slot[32][8]; int arrived = 0; int generation = 0; };
@@ -43,6 +43,7 @@ struct Block {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   int arrived = 0, generation = 0, current = 0;
+  int named_arrived[16] = {}, named_generation[16] = {};
   ucontext_t main;
   jmp_buf back;
   std::function<void()> body;
@@ -66,6 +67,11 @@ inline int lane_() { return block->current % 32; }
 inline void sync_warp() { meet(warp().arrived, warp().generation, 32); }
 inline void sync_block() { meet(block->arrived, block->generation, (int)block->fibers.size()); }
 
+inline void await(int barrier, int threads) { meet(block->named_arrived[barrier], block->named_generation[barrier], threads); }
+inline void announce(int barrier, int threads) {
+  if (++block->named_arrived[barrier] == threads) block->named_arrived[barrier] = 0, block->named_generation[barrier]++;
+}
+
 static void enter() {
   threadIdx.x = block->current;
   block->body();
@@ -79,7 +85,14 @@ inline void run_block(int threads, unsigned index, int order, std::function<void
   b.fibers.resize(threads);
   b.warps.resize(threads / 32);
   blockIdx.x = index;
-  for (;;) {
+  for (long rounds = 0;; rounds++) {
+    if (rounds == 3000000) {
+      fprintf(stderr, "threads wait for each other for ever\n");
+      for (int i = 0; i < 16; i++) fprintf(stderr, "barrier %d: %d arrived in round %d\n", i, b.named_arrived[i], b.named_generation[i]);
+      fprintf(stderr, "block: %d arrived in round %d\n", b.arrived, b.generation);
+      for (size_t i = 0; i < b.warps.size(); i++) fprintf(stderr, "warp %zu: %d arrived in round %d\n", i, b.warps[i].arrived, b.warps[i].generation);
+      abort();
+    }
     bool any = false;
     for (int i = 0; i < threads; i++) {
       int id = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 7 + 3) % threads;

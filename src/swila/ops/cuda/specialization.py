@@ -72,7 +72,10 @@ class Specialization:
     @property
     def forward_kernel(self) -> str:
         """The kernel that runs it forward."""
-        return "forward_pipelined" if self.x_type == "bf16" and not self.decay else "forward"
+        if self.x_type != "bf16" or self.decay:
+            return "forward"
+        temporal = self.key_gate or self.query_gate
+        return "forward_split" if 2 <= self.layout.J <= 4 and not temporal else "forward_pipelined"
 
     def most_warps(self, kernel: str) -> int:
         """How many warps of a kernel may share a block."""

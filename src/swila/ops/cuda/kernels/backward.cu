@@ -25,7 +25,7 @@ constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
 constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
 constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
 constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
-SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
+NEEDS(STAGES * STAGE_BYTES + FIXED_BYTES, NT)
 
 struct Arguments {
   const TX *q, *k, *v;

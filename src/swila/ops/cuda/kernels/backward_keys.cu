@@ -6,7 +6,7 @@ constexpr int TASKS = KS / 2;                   // warps per mixture
 constexpr int X_STRIDE = 33, X_FLOATS = C * X_STRIDE;
 constexpr int WARP_FLOATS = 3 * X_FLOATS + 2 * C * C + 32;
 constexpr int SUMS = J * 2 * C * KP;            // dq and dk of every mixture, later in the same place
-SHARED_BYTES((J * TASKS * WARP_FLOATS > SUMS ? J * TASKS * WARP_FLOATS : SUMS) * 4)
+NEEDS((J * TASKS * WARP_FLOATS > SUMS ? J * TASKS * WARP_FLOATS : SUMS) * 4, NT)
 static_assert(NW == J * TASKS, "one warp per 32 key dims of a mixture");
 constexpr int UNITS = V / DPW < 1 ? 1 : V / DPW;  // of 32 columns in a head
 

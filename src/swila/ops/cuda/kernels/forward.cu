@@ -11,7 +11,7 @@ constexpr int STAGES = FIXED_BYTES + 3 * STAGE_BYTES <= SHARED_LIMIT / 2   ? 3
                        : FIXED_BYTES + 3 * STAGE_BYTES <= SHARED_LIMIT     ? 3
                        : FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT     ? 2
                                                                            : 1;
-SHARED_BYTES(STAGES * STAGE_BYTES + FIXED_BYTES)
+NEEDS(STAGES * STAGE_BYTES + FIXED_BYTES, NT)
 
 KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
   SHARED(shared);

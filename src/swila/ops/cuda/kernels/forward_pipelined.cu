@@ -10,7 +10,7 @@ constexpr int STAGES = 4;  // read out, in work, begun, on their way
 constexpr int WARP_U = 0, WARP_C = WARP_U + 8 * U_ROW * 4, WARP_A = WARP_C + PAIR_PLANE, WARP_MIX = WARP_A + 2 * 128 * 4;
 constexpr int WARP_PRIOR = WARP_MIX + LANE_MIX * C * U_ROW * 4;
 constexpr int WARP_BYTES = WARP_PRIOR + (LANE_MIX || KEY_GATE || !NORMALIZE) * C * U_ROW * 4;
-SHARED_BYTES(STAGES * STAGE_BYTES + NW * WARP_BYTES)
+NEEDS(STAGES * STAGE_BYTES + NW * WARP_BYTES, NT)
 
 KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) {
   SHARED(shared);

@@ -10,8 +10,8 @@ typedef long long i64;
 #define KERNEL extern "C" __global__
 #define SHARED(name) extern __shared__ __align__(16) char name[]
 // What a kernel needs, for the host to read.
-#define SHARED_BYTES(bytes) extern "C" __constant__ int swila_shared_bytes = (bytes); \
-  extern "C" __constant__ int swila_threads = NT;
+#define NEEDS(bytes, threads) extern "C" __constant__ int swila_shared_bytes = (bytes); \
+  extern "C" __constant__ int swila_threads = (threads);
 
 DEVICE float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float lg2(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
@@ -37,6 +37,10 @@ DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
+// Barriers of some of a block's warps: those that only announce their writes arrive, those that need them wait.
+DEVICE void announce(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
+DEVICE void await(int barrier, int threads) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
+
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // d += a b, a [16, 16] by rows, b [16, 8] by columns.

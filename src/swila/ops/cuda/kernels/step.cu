@@ -4,7 +4,7 @@
 
 constexpr int LANES = K / 4, GROUPS = NT / LANES;  // output dims per block
 static_assert(V % GROUPS == 0, "whole blocks");
-SHARED_BYTES(0)
+NEEDS(0, NT)
 
 struct Arguments {
   const TX *q, *k, *v;

@@ -1,0 +1,392 @@
+// The forward for bf16 without decay and two to four mixtures, its work split among the warps of a block.
+//
+// Some warps only substitute: a lane has one output dim with all its mixtures, so that nothing is exchanged between lanes.
+// The others have the state, 32 columns each, and do the matrix products: while a half of a chunk is substituted they read
+// out the chunk before, advance the state and begin the chunk after. With W the state at the start of chunk n, the
+// predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second, small term waits for the substitution.
+#include "forward.cuh"
+
+static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
+constexpr int STAGES = 3;  // in work, begun, on their way
+constexpr int SOLVERS = (VB + 31) / 32, MIXERS = LANE_MIX ? SOLVERS : 0;  // warps that substitute, and that mix over time
+constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS);
+constexpr int WITH_SOLVERS = NT + 32 * SOLVERS;
+constexpr int PREDICTIONS = C * VB * JP * 4;              // u [token, output dim, mixture]
+constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
+constexpr int GRAMS = 32 * 4 + 2 * 32 * 16 + 128 * 4;     // of a chunk: operands A (a block), P, X as registers; blocks of A
+constexpr int MIX = LANE_MIX * C * VB * JP * 4;
+constexpr int AT_U = STAGES * STAGE_BYTES, AT_C = AT_U + PREDICTIONS, AT_GRAMS = AT_C + 2 * WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS;
+NEEDS(AT_MIX + 2 * MIX, ALL_THREADS)
+
+// The mix of a chunk may be ready before that of the chunk before was used: barriers MIXED and MIXED + 1 take turns.
+enum { HALF_PREDICTED = 1, ALL_PREDICTED, HALF_WRITTEN, ALL_WRITTEN, AMONG_PRODUCTS, MIXED };
+
+struct Vector { alignas(4 * JP) float x[JP]; };  // of the mixtures of one output dim
+
+DEVICE void softmax(float (&z)[J]) {  // of logarithms to base 2
+  float most = z[0], sum = 0.f;
+#pragma unroll
+  for (int j = 1; j < J; j++) most = max_nan(most, z[j]);
+#pragma unroll
+  for (int j = 0; j < J; j++) z[j] = ex2(z[j] - most), sum += z[j];
+  sum = rcp(sum);
+#pragma unroll
+  for (int j = 0; j < J; j++) z[j] *= sum;
+}
+DEVICE void load_logits(float (&z)[J], const char* tile, int token, int t, int d) {
+#pragma unroll
+  for (int j = 0; j < J; j++) z[j] = max_nan(LOG2E * to_float(*((const TB*)(tile + t * token + j * B_ROW) + d)), LEAST);
+}
+// The lane that has column (j, d) of a warp, in the order of what is kept.
+DEVICE int kept_lane(int j, int d) { return (d & 7) * 4 + (d >> 3) * JP + j; }
+
+struct Work {
+  Span span;
+  i64 head, unit, warp_units, first_unit;  // warps of a head are numbered from first_unit
+  int vt, chunks;
+};
+
+// One output dim per lane: the substitution.
+DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solver, int lane) {
+  const int d = solver * 32 + lane;
+  const bool alive = d < VB;
+  const int dim = alive ? d : 0, warp = dim / DPW, column = dim % DPW;
+  const i64 at = (w.unit * J) * V + w.vt * VB + dim;
+  float r[J], used[J] = {}, spread[J] = {};
+#pragma unroll
+  for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
+  for (int chunk = 0; chunk < w.chunks; chunk++) {
+    const char* s = shared + chunk % STAGES * STAGE_BYTES;
+    char* c_tile = shared + AT_C + (chunk & 1) * WRITTEN + warp * PAIR_PLANE;
+    const float* blocks = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 32 * 4 + 2 * 32 * 16);
+    const i64 t0 = w.span.begin + (i64)chunk * C;
+    const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
+    if (KEY_GATE && a.kept_c && alive) {
+      const i64 unit = chunk_row(a.bounds, w.span, chunk, a.T) * w.warp_units + w.first_unit + warp;
+#pragma unroll
+      for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + kept_lane(j, column)] = j < J ? r[j < J ? j : 0] : 0.f;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      await(half ? ALL_PREDICTED : HALF_PREDICTED, half ? WITH_SOLVERS : ALL_THREADS);
+      float x[8][J];
+      u32 written[J][4];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const int t = half * 8 + i;
+        const Vector u = *(const Vector*)(shared + AT_U + (t * VB + dim) * JP * 4);
+        const float v = SCALE * to_float(*((const TX*)(s + STAGE_V + t * V_ROW) + dim));
+#pragma unroll
+        for (int j = 0; j < J; j++) x[i][j] = v - SCALE * u.x[j];
+      }
+      float before[J];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const int t = half * 8 + i;
+        float z[J], c[J];
+        load_logits(z, s + STAGE_LK, LK_TOKEN, t, dim);
+        if constexpr (KEY_GATE || !NORMALIZE) softmax(z);
+        if constexpr (KEY_GATE) {
+          const float g = to_float(*((const TB*)(s + STAGE_GK + t * B_ROW) + dim));
+#pragma unroll
+          for (int j = 0; j < J; j++) z[j] = max_nan((1.f - g) * r[j] + g * z[j], TINY), z[j] = NORMALIZE ? lg2(z[j]) : z[j];
+        }
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+          c[j] = to_float(*((const TB*)(s + STAGE_BETA + (t * J + j) * B_ROW) + dim)) * x[i][j];
+          r[j] = NORMALIZE ? z[j] - x[i][j] * x[i][j] : z[j] * ex2(-x[i][j] * x[i][j]);
+        }
+        if constexpr (NORMALIZE) softmax(r);
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+          c[j] *= r[j];
+          if (STATS && t < valid) used[j] += r[j], spread[j] -= r[j] * LN2 * lg2(max_nan(r[j], TINY));
+        }
+#pragma unroll
+        for (int i4 = 0; i4 < 2; i4++)
+          if (i4 * 4 + 3 > i) {
+            float4_ row = *(const float4_*)&blocks[half * 64 + i * 8 + i4 * 4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+#pragma unroll
+              for (int j = 0; j < J; j++)
+                if (i4 * 4 + e > i) x[i4 * 4 + e][j] -= row.x[e] * c[j];
+          }
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+          c[j] *= UNSCALE;
+          if (i % 2) written[j][i / 2] = pack_bf16(before[j], c[j]);
+          before[j] = c[j];
+        }
+      }
+      if (alive)
+#pragma unroll
+        for (int j = 0; j < J; j++)
+          *(uint4_*)(c_tile + pair_row(j * DPW + column) + half * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
+      announce(half ? ALL_WRITTEN : HALF_WRITTEN, WITH_SOLVERS);
+    }
+  }
+  if (alive) {
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+      if (a.r_out) a.r_out[at + j * V] = r[j];
+      if (STATS) a.stats[at + j * V] = used[j], a.stats[a.N * a.H * J * V + at + j * V] = spread[j];
+    }
+  }
+}
+
+// One output dim per lane: the query mix, where it is blended over time or its statistics are wanted.
+DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int lane) {
+  const int d = mixer * 32 + lane;
+  const bool alive = d < VB;
+  const int dim = alive ? d : 0, warp = dim / DPW, column = dim % DPW;
+  const i64 at = (w.unit * J) * V + w.vt * VB + dim;
+  float rho[J], used[J] = {}, spread[J] = {};
+#pragma unroll
+  for (int j = 0; j < J; j++) rho[j] = QUERY_GATE && a.rho && alive ? a.rho[at + j * V] : 1.f / J;
+  for (int chunk = 0; chunk < w.chunks; chunk++) {
+    const char* s = shared + chunk % STAGES * STAGE_BYTES;
+    const i64 t0 = w.span.begin + (i64)chunk * C;
+    const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
+    if (QUERY_GATE && a.kept_c && alive) {
+      const i64 unit = chunk_row(a.bounds, w.span, chunk, a.T) * w.warp_units + w.first_unit + warp;
+#pragma unroll
+      for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + 32 + kept_lane(j, column)] = j < J ? rho[j < J ? j : 0] : 0.f;
+    }
+    await(HALF_PREDICTED, ALL_THREADS);
+#pragma unroll
+    for (int t = 0; t < C; t++) {
+      float z[J];
+      load_logits(z, s + STAGE_LQ, BY_TOKEN, t, dim);
+      softmax(z);
+      const float g = QUERY_GATE ? to_float(*((const TB*)(s + STAGE_GQ + t * B_ROW) + dim)) : 1.f;
+      Vector m = {};
+#pragma unroll
+      for (int j = 0; j < J; j++) {
+        rho[j] = QUERY_GATE ? (1.f - g) * rho[j] + g * z[j] : z[j];
+        m.x[j] = rho[j];
+        if (STATS && t < valid) used[j] += rho[j], spread[j] -= rho[j] * LN2 * lg2(max_nan(rho[j], TINY));
+      }
+      if (alive) *(Vector*)(shared + AT_MIX + (chunk & 1) * MIX + (t * VB + dim) * JP * 4) = m;
+    }
+    announce(MIXED + (chunk & 1), NT + 32 * MIXERS);
+  }
+  if (alive) {
+    const i64 all = a.N * a.H * J * V;
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+      if (a.rho_out) a.rho_out[at + j * V] = rho[j];
+      if (STATS) a.stats[2 * all + at + j * V] = used[j], a.stats[3 * all + at + j * V] = spread[j];
+    }
+  }
+}
+
+// The state and all products with it.
+DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Place& p) {
+  const Fetch fetch(a.H);
+  const i64 H = a.H, start = w.span.begin, stop = w.span.end;
+  const int first = w.vt * VB + p.warp * DPW;
+  auto stage = [&](int chunk) { return shared + chunk % STAGES * STAGE_BYTES; };
+  auto grams = [&](int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; };
+  float W[2][KT][4];
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int kt = 0; kt < KT; kt++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
+  if (a.W) load_state(W, a.W, w.unit, first, p);
+  auto state_operand = [&](int nt, int ks) {
+    B16 b;
+    b.x[0][0] = pack_bf16(W[nt / 2][2 * ks][nt % 2 * 2], W[nt / 2][2 * ks][nt % 2 * 2 + 1]);
+    b.x[0][1] = pack_bf16(W[nt / 2][2 * ks + 1][nt % 2 * 2], W[nt / 2][2 * ks + 1][nt % 2 * 2 + 1]);
+    return b;
+  };
+  // Gram matrices of a chunk, one by each of three warps, as the registers that all will use them in.
+  auto make_grams = [&](int chunk) {
+#pragma unroll
+    for (int which = 0; which < 3; which++) {
+      if (p.warp != which % NW) continue;
+      float m[2][4] = {};
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++) {
+        A16 rows = load_rows(stage(chunk) + (which == 1 ? STAGE_Q : STAGE_K), OPERAND_TILE, X_ROW, ks * 16, p.lane);
+        A16 columns = rows;
+        if (which) columns = load_rows(stage(which == 2 ? chunk + STAGES - 1 : chunk) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+        product(m[0], rows, half_of(columns, 0)), product(m[1], rows, half_of(columns, 1));
+      }
+      char* to = grams(chunk);
+      if (which == 0) {  // A: readers of this chunk, writers of this chunk; symmetric
+        ((u32*)to)[p.lane] = pack_bf16(m[0][2], m[0][3]);
+        float* blocks = (float*)(to + 32 * 4 + 2 * 32 * 16);
+        *(float2_*)&blocks[p.row * 8 + p.quad * 2] = {m[0][0], m[0][1]};
+        *(float2_*)&blocks[64 + p.row * 8 + p.quad * 2] = {m[1][2], m[1][3]};
+      } else {
+        if (which == 1)  // P: queries and keys of this chunk; X: keys of this and of the one before
+#pragma unroll
+          for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+              if (h * 8 + p.quad * 2 + (i & 1) > p.row + (i >> 1) * 8) m[h][i] = 0.f;
+        A16 f = as_rows(m[0], m[1]);
+        ((uint4_*)(to + 32 * 4 + (which - 1) * 32 * 16))[p.lane] = {f.x[0][0], f.x[0][1], f.x[0][2], f.x[0][3]};
+      }
+    }
+  };
+  auto gram_operand = [&](int chunk, int which) {
+    uint4_ x = ((const uint4_*)(grams(chunk) + 32 * 4 + which * 32 * 16))[p.lane];
+    return A16{{{x.x[0], x.x[1], x.x[2], x.x[3]}}};
+  };
+  auto give_predictions = [&](const float (&u)[4][4], int half) {
+#pragma unroll
+    for (int b = 0; b < DB; b++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        Vector y;
+#pragma unroll
+        for (int i = 0; i < JT; i++) y.x[i] = u[i * DB + b][2 * half + e];
+        *(Vector*)(shared + AT_U + ((half * 8 + p.row) * VB + p.warp * DPW + b * 8 + p.quad * 2 + e) * JP * 4) = y;
+      }
+  };
+  if constexpr (K_PADDED) {  // the key dims that are not there
+    for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
+    await(AMONG_PRODUCTS, NT);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) fetch(a, stage(i), start + i * C, stop, w.head, w.vt);
+  copy_wait<1>();
+  await(AMONG_PRODUCTS, NT);
+  make_grams(0);  // its X, with a chunk that is not there, is not used
+  float u[4][4] = {}, begun[4][4], S[4][4];
+#pragma unroll
+  for (int ks = 0; ks < KS; ks++) {
+    A16 kf = load_rows(stage(0) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+#pragma unroll
+    for (int nt = 0; nt < 4; nt++) product(u[nt], kf, state_operand(nt, ks));
+  }
+  give_predictions(u, 0);
+  announce(HALF_PREDICTED, ALL_THREADS);
+
+  for (int chunk = 0; chunk < w.chunks; chunk++) {
+    const i64 t0 = start + (i64)chunk * C;
+    const char *s = stage(chunk), *next = stage(chunk + 1), *c_tile = shared + AT_C + (chunk & 1) * WRITTEN + p.warp * PAIR_PLANE;
+    copy_wait<0>();
+    await(HALF_WRITTEN, WITH_SOLVERS);
+    {
+      Pair c[4], none = {}, cross = {{((const u32*)grams(chunk))[p.lane]}};
+      load_half(c, c_tile, 0, p.lane);
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) {
+        float more[4] = {0.f, 0.f, u[nt][2], u[nt][3]};
+        product_k8(more, none, cross, c[nt]);
+        u[nt][2] = more[2], u[nt][3] = more[3];
+      }
+    }
+    give_predictions(u, 1);
+    announce(ALL_PREDICTED, WITH_SOLVERS);
+
+    // While the second half is substituted: what the state at the chunk's start gives.
+    fetch(a, stage(chunk + 2), t0 + 2 * C, stop, w.head, w.vt);
+#pragma unroll
+    for (int nt = 0; nt < 4; nt++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) S[nt][i] = begun[nt][i] = 0.f;
+#pragma unroll
+    for (int ks = 0; ks < KS; ks++) {
+      A16 qf = load_rows(s + STAGE_Q, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+      A16 nf = load_rows(next + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) {
+        B16 b = state_operand(nt, ks);
+        product(S[nt], qf, b), product(begun[nt], nf, b);
+      }
+    }
+    make_grams(chunk + 1);
+    await(ALL_WRITTEN, WITH_SOLVERS);
+    A16 c[2];
+#pragma unroll
+    for (int m = 0; m < 2; m++) c[m] = load_columns_operand(c_tile, m * 16, p.lane);
+    {
+      const A16 x = gram_operand(chunk + 1, 1);
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) {
+        product(begun[nt], x, half_of(c[nt / 2], nt % 2));
+#pragma unroll
+        for (int i = 0; i < 4; i++) u[nt][i] = begun[nt][i];
+      }
+    }
+    if (chunk + 1 < w.chunks) {
+      give_predictions(u, 0);
+      announce(HALF_PREDICTED, ALL_THREADS);
+    }
+
+    // While the first half of the next chunk is substituted: the state at this one's end, and what it read.
+    {
+      const A16 pf = gram_operand(chunk, 0);
+#pragma unroll
+      for (int nt = 0; nt < 4; nt++) product(S[nt], pf, half_of(c[nt / 2], nt % 2));
+    }
+#pragma unroll
+    for (int ks = 0; ks < KS; ks++) {
+      B16 x, y;
+      load_transposed(x, y, s + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+#pragma unroll
+      for (int m = 0; m < 2; m++) product(W[m][2 * ks], c[m], x), product(W[m][2 * ks + 1], c[m], y);
+    }
+    if (a.kept_c) {
+      const i64 unit = chunk_row(a.bounds, w.span, chunk, a.T) * w.warp_units + w.first_unit + p.warp;
+#pragma unroll
+      for (int i = 0; i < 2; i++)  // the tile's rows, without their padding
+        a.kept_c[(unit * 2 + i) * 32 + p.lane] = *(const uint4_*)(c_tile + pair_row(i * 16 + p.lane / 2) + p.lane % 2 * 16);
+      if ((chunk + 1) * C % SEGMENT == 0 || chunk + 1 == w.chunks) {
+        const i64 row = segment_row(a.bounds, w.span, chunk * C / SEGMENT, a.T) * w.warp_units + w.first_unit + p.warp;
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+          for (int kt = 0; kt < KT; kt++)
+            a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
+      }
+    }
+    if constexpr (LANE_MIX) await(MIXED + (chunk & 1), NT + 32 * MIXERS);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int b = 0; b < DB; b++) {
+        const int t = p.row + h * 8, d = b * 8 + p.quad * 2;
+        float x[JT], y[JT], o0 = 0.f, o1 = 0.f;
+        if constexpr (LANE_MIX) {
+          const char* m = shared + AT_MIX + (chunk & 1) * MIX + (t * VB + p.warp * DPW + d) * JP * 4;
+          const Vector left = *(const Vector*)m, right = *(const Vector*)(m + JP * 4);
+#pragma unroll
+          for (int i = 0; i < JT; i++) x[i] = left.x[i], y[i] = right.x[i];
+        } else {
+          prior_of(x, y, s + STAGE_LQ, t, b, p);
+        }
+#pragma unroll
+        for (int i = 0; i < JT; i++) o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
+        if (t0 + t < stop) store2(a.out + ((t0 + t) * H + w.head) * V + first + d, o0, o1);
+      }
+  }
+  copy_wait<0>();
+  if (a.W_out) store_state(a.W_out, W, w.unit, first, p);
+}
+
+KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_forward_split(const Arguments a) {
+  SHARED(shared);
+  const Place p = place();
+  const i64 block = blockIdx.x;
+  Work w;
+  w.vt = (int)(block % VT), w.head = block / VT % a.H;
+  w.span = sequence(a.bounds, block / VT / a.H, a.T);
+  w.unit = w.span.n * a.H + w.head, w.warp_units = a.H * VT * NW, w.first_unit = (w.head * VT + w.vt) * NW;
+  w.chunks = (int)((w.span.end - w.span.begin + C - 1) / C);
+  for (int i = (int)threadIdx.x; i < 2 * WRITTEN / 4; i += ALL_THREADS) ((u32*)(shared + AT_C))[i] = 0;  // columns without a mixture
+  sync_block();
+  if (p.warp < NW) {
+    multiply(a, shared, w, p);
+  } else if (p.warp < NW + SOLVERS) {
+    substitute(a, shared, w, p.warp - NW, p.lane);
+  } else {
+    mix(a, shared, w, p.warp - NW - SOLVERS, p.lane);
+  }
+}
