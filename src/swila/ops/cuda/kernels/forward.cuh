@@ -4,10 +4,14 @@
 
 constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query mix is made by the lanes that own the columns
 
-// Priors are made by token, log-priors are read by column.
-constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE ? BY_TOKEN : J * B_ROW;
+// Priors are made by token, log-priors and rates are read by column; a kernel may read all of them by token.
+#ifdef ALL_BY_TOKEN
+constexpr int LK_TOKEN = BY_TOKEN, BETA_TOKEN = BY_TOKEN;
+#else
+constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE ? BY_TOKEN : J * B_ROW, BETA_TOKEN = J * B_ROW;
+#endif
 constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_V = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_V + C * V_ROW;
-constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
+constexpr int STAGE_LK = STAGE_BETA + C * BETA_TOKEN, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_D = STAGE_GQ + QUERY_GATE * C * B_ROW;
 constexpr int STAGE_BYTES = STAGE_D + DECAY_TILE;
@@ -31,7 +35,7 @@ struct Arguments {
 struct Fetch {
   Pieces<1, K * (int)sizeof(TX), X_ROW> keys;
   Pieces<1, VB * (int)sizeof(TX), V_ROW> values;
-  Pieces<J, VB * (int)sizeof(TB), B_ROW> rates;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW, BETA_TOKEN> rates;
   Pieces<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN> key_logits;
   Pieces<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN> query_logits;
   Pieces<1, VB * (int)sizeof(TB), B_ROW> gates;

@@ -2,8 +2,10 @@
 //
 // Some warps only substitute: a lane has one output dim with all its mixtures, so that nothing is exchanged between lanes.
 // The others have the state, 32 columns each, and do the matrix products: while a half of a chunk is substituted they read
-// out the chunk before, advance the state and begin the chunk after. With W the state at the start of chunk n, the
-// predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second, small term waits for the substitution.
+// out the chunk before, advance the state and begin the chunk after, and hand over errors, rates and priors ready for use.
+// With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second,
+// small term waits for the substitution.
+#define ALL_BY_TOKEN
 #include "forward.cuh"
 
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
@@ -11,12 +13,14 @@ constexpr int STAGES = 3;  // in work, begun, on their way
 constexpr int SOLVERS = (VB + 31) / 32, MIXERS = LANE_MIX ? SOLVERS : 0;  // warps that substitute, and that mix over time
 constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS);
 constexpr int WITH_SOLVERS = NT + 32 * SOLVERS;
-constexpr int PREDICTIONS = C * VB * JP * 4;              // u [token, output dim, mixture]
+constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
+constexpr int GATES = KEY_GATE * C * VB * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
 constexpr int GRAMS = 32 * 4 + 2 * 32 * 16 + 128 * 4;     // of a chunk: operands A (a block), P, X as registers; blocks of A
 constexpr int MIX = LANE_MIX * C * VB * JP * 4;
-constexpr int AT_U = STAGES * STAGE_BYTES, AT_C = AT_U + PREDICTIONS, AT_GRAMS = AT_C + 2 * WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS;
-NEEDS(AT_MIX + 2 * MIX, ALL_THREADS)
+constexpr int AT_U = STAGES * STAGE_BYTES, AT_C = AT_U + WIDE, AT_GRAMS = AT_C + 2 * WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS;
+constexpr int AT_BETA = AT_MIX + 2 * MIX, AT_PRIOR = AT_BETA + 2 * WIDE, AT_GATE = AT_PRIOR + 2 * WIDE;
+NEEDS(AT_GATE + 2 * GATES, ALL_THREADS)
 
 // The mix of a chunk may be ready before that of the chunk before was used: barriers MIXED and MIXED + 1 take turns.
 enum { HALF_PREDICTED = 1, ALL_PREDICTED, HALF_WRITTEN, ALL_WRITTEN, AMONG_PRODUCTS, MIXED };
@@ -56,7 +60,6 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
   for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
-    const char* s = shared + chunk % STAGES * STAGE_BYTES;
     char* c_tile = shared + AT_C + (chunk & 1) * WRITTEN + warp * PAIR_PLANE;
     const float* blocks = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 32 * 4 + 2 * 32 * 16);
     const i64 t0 = w.span.begin + (i64)chunk * C;
@@ -73,28 +76,27 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
       u32 written[J][4];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        const int t = half * 8 + i;
-        const Vector u = *(const Vector*)(shared + AT_U + (t * VB + dim) * JP * 4);
-        const float v = SCALE * to_float(*((const TX*)(s + STAGE_V + t * V_ROW) + dim));
+        const Vector error = *(const Vector*)(shared + AT_U + ((half * 8 + i) * VB + dim) * JP * 4);
 #pragma unroll
-        for (int j = 0; j < J; j++) x[i][j] = v - SCALE * u.x[j];
+        for (int j = 0; j < J; j++) x[i][j] = error.x[j];
       }
       float before[J];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         const int t = half * 8 + i;
-        float z[J], c[J];
-        load_logits(z, s + STAGE_LK, LK_TOKEN, t, dim);
-        if constexpr (KEY_GATE || !NORMALIZE) softmax(z);
-        if constexpr (KEY_GATE) {
-          const float g = to_float(*((const TB*)(s + STAGE_GK + t * B_ROW) + dim));
-#pragma unroll
-          for (int j = 0; j < J; j++) z[j] = max_nan((1.f - g) * r[j] + g * z[j], TINY), z[j] = NORMALIZE ? lg2(z[j]) : z[j];
-        }
+        const Vector rate = *(const Vector*)(shared + AT_BETA + (chunk & 1) * WIDE + (t * VB + dim) * JP * 4);
+        const Vector prior = *(const Vector*)(shared + AT_PRIOR + (chunk & 1) * WIDE + (t * VB + dim) * JP * 4);
+        const float stay = KEY_GATE ? *(const float*)(shared + AT_GATE + (chunk & 1) * GATES + (t * VB + dim) * 4) : 0.f;
+        float c[J];
 #pragma unroll
         for (int j = 0; j < J; j++) {
-          c[j] = to_float(*((const TB*)(s + STAGE_BETA + (t * J + j) * B_ROW) + dim)) * x[i][j];
-          r[j] = NORMALIZE ? z[j] - x[i][j] * x[i][j] : z[j] * ex2(-x[i][j] * x[i][j]);
+          float z = prior.x[j];
+          if constexpr (KEY_GATE) {
+            z = max_nan(stay * r[j] + z, TINY);
+            if (NORMALIZE) z = lg2(z);
+          }
+          c[j] = rate.x[j] * x[i][j];
+          r[j] = NORMALIZE ? z - x[i][j] * x[i][j] : z * ex2(-x[i][j] * x[i][j]);
         }
         if constexpr (NORMALIZE) softmax(r);
 #pragma unroll
@@ -114,7 +116,6 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           }
 #pragma unroll
         for (int j = 0; j < J; j++) {
-          c[j] *= UNSCALE;
           if (i % 2) written[j][i / 2] = pack_bf16(before[j], c[j]);
           before[j] = c[j];
         }
@@ -169,7 +170,7 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
       }
       if (alive) *(Vector*)(shared + AT_MIX + (chunk & 1) * MIX + (t * VB + dim) * JP * 4) = m;
     }
-    announce(MIXED + (chunk & 1), NT + 32 * MIXERS);
+    if (chunk & 1) announce(MIXED + 1, NT + 32 * MIXERS); else announce(MIXED, NT + 32 * MIXERS);
   }
   if (alive) {
     const i64 all = a.N * a.H * J * V;
@@ -219,8 +220,8 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       if (which == 0) {  // A: readers of this chunk, writers of this chunk; symmetric
         ((u32*)to)[p.lane] = pack_bf16(m[0][2], m[0][3]);
         float* blocks = (float*)(to + 32 * 4 + 2 * 32 * 16);
-        *(float2_*)&blocks[p.row * 8 + p.quad * 2] = {m[0][0], m[0][1]};
-        *(float2_*)&blocks[64 + p.row * 8 + p.quad * 2] = {m[1][2], m[1][3]};
+        *(float2_*)&blocks[p.row * 8 + p.quad * 2] = {SCALE * m[0][0], SCALE * m[0][1]};
+        *(float2_*)&blocks[64 + p.row * 8 + p.quad * 2] = {SCALE * m[1][2], SCALE * m[1][3]};
       } else {
         if (which == 1)  // P: queries and keys of this chunk; X: keys of this and of the one before
 #pragma unroll
@@ -237,15 +238,54 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     uint4_ x = ((const uint4_*)(grams(chunk) + 32 * 4 + which * 32 * 16))[p.lane];
     return A16{{{x.x[0], x.x[1], x.x[2], x.x[3]}}};
   };
-  auto give_predictions = [&](const float (&u)[4][4], int half) {
+  // Errors of a half, scaled so that log2 of their likelihood is minus their square.
+  auto give_errors = [&](const float (&u)[4][4], int chunk, int half) {
 #pragma unroll
-    for (int b = 0; b < DB; b++)
+    for (int b = 0; b < DB; b++) {
+      const int t = half * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
+      float v[2];
+      load2((const TX*)(stage(chunk) + STAGE_V + t * V_ROW) + d, v[0], v[1]);
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         Vector y;
 #pragma unroll
-        for (int i = 0; i < JT; i++) y.x[i] = u[i * DB + b][2 * half + e];
-        *(Vector*)(shared + AT_U + ((half * 8 + p.row) * VB + p.warp * DPW + b * 8 + p.quad * 2 + e) * JP * 4) = y;
+        for (int i = 0; i < JT; i++) y.x[i] = SCALE * v[e] - SCALE * u[i * DB + b][2 * half + e];
+        *(Vector*)(shared + AT_U + (t * VB + d + e) * JP * 4) = y;
+      }
+    }
+  };
+  // Rates, for errors so scaled, and priors of a chunk; with a gate its share of both.
+  auto give_rates = [&](int chunk) {
+    const char* s = stage(chunk);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int b = 0; b < DB; b++) {
+        const int t = h * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
+        float x[JT], y[JT], g[2] = {1.f, 1.f};
+        Vector rate[2] = {}, prior[2] = {};
+        if constexpr (KEY_GATE || !NORMALIZE) {
+          prior_of(x, y, s + STAGE_LK, t, b, p);
+          if (KEY_GATE) load2((const TB*)(s + STAGE_GK + t * B_ROW) + d, g[0], g[1]);
+        }
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+          float left, right;
+          load2((const TB*)(s + STAGE_BETA + t * BY_TOKEN + j * B_ROW) + d, left, right);
+          rate[0].x[j] = UNSCALE * left, rate[1].x[j] = UNSCALE * right;
+          if constexpr (KEY_GATE || !NORMALIZE) {
+            prior[0].x[j] = g[0] * x[j], prior[1].x[j] = g[1] * y[j];
+          } else {
+            load2((const TB*)(s + STAGE_LK + t * BY_TOKEN + j * B_ROW) + d, left, right);
+            prior[0].x[j] = max_nan(LOG2E * left, LEAST), prior[1].x[j] = max_nan(LOG2E * right, LEAST);
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int at = (chunk & 1) * WIDE + (t * VB + d + e) * JP * 4;
+          *(Vector*)(shared + AT_BETA + at) = rate[e], *(Vector*)(shared + AT_PRIOR + at) = prior[e];
+          if (KEY_GATE) *(float*)(shared + AT_GATE + (chunk & 1) * GATES + (t * VB + d + e) * 4) = 1.f - g[e];
+        }
       }
   };
   if constexpr (K_PADDED) {  // the key dims that are not there
@@ -264,7 +304,8 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
 #pragma unroll
     for (int nt = 0; nt < 4; nt++) product(u[nt], kf, state_operand(nt, ks));
   }
-  give_predictions(u, 0);
+  give_rates(0);
+  give_errors(u, 0, 0);
   announce(HALF_PREDICTED, ALL_THREADS);
 
   for (int chunk = 0; chunk < w.chunks; chunk++) {
@@ -282,7 +323,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         u[nt][2] = more[2], u[nt][3] = more[3];
       }
     }
-    give_predictions(u, 1);
+    give_errors(u, chunk, 1);
     announce(ALL_PREDICTED, WITH_SOLVERS);
 
     // While the second half is substituted: what the state at the chunk's start gives.
@@ -302,6 +343,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
     }
     make_grams(chunk + 1);
+    give_rates(chunk + 1);
     await(ALL_WRITTEN, WITH_SOLVERS);
     A16 c[2];
 #pragma unroll
@@ -316,7 +358,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
     }
     if (chunk + 1 < w.chunks) {
-      give_predictions(u, 0);
+      give_errors(u, chunk + 1, 0);
       announce(HALF_PREDICTED, ALL_THREADS);
     }
 
@@ -347,7 +389,9 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
             a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
       }
     }
-    if constexpr (LANE_MIX) await(MIXED + (chunk & 1), NT + 32 * MIXERS);
+    if constexpr (LANE_MIX) {
+      if (chunk & 1) await(MIXED + 1, NT + 32 * MIXERS); else await(MIXED, NT + 32 * MIXERS);
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -386,7 +430,7 @@ KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_forward_split(const Argument
     multiply(a, shared, w, p);
   } else if (p.warp < NW + SOLVERS) {
     substitute(a, shared, w, p.warp - NW, p.lane);
-  } else {
+  } else if constexpr (LANE_MIX) {
     mix(a, shared, w, p.warp - NW - SOLVERS, p.lane);
   }
 }
