@@ -74,8 +74,7 @@ class Specialization:
         """The kernel that runs it forward."""
         if self.x_type != "bf16" or self.decay:
             return "forward"
-        temporal = self.key_gate or self.query_gate
-        return "forward_split" if 2 <= self.layout.J <= 4 and not temporal else "forward_pipelined"
+        return "forward_split" if 2 <= self.layout.J <= 4 else "forward_pipelined"
 
     def most_warps(self, kernel: str) -> int:
         """How many warps of a kernel may share a block."""

@@ -19,10 +19,9 @@ constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
 constexpr int GRAMS = 32 * 4 + 2 * 32 * 16 + 128 * 4;     // of a chunk: operands A (a block), P, X as registers; blocks of A
 constexpr int MIX = LANE_MIX * C * VB * JP * 4;
 constexpr int AT_U = STAGES * STAGE_BYTES, AT_C = AT_U + WIDE, AT_GRAMS = AT_C + 2 * WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS;
-constexpr int AT_BETA = AT_MIX + 2 * MIX, AT_PRIOR = AT_BETA + 2 * WIDE, AT_GATE = AT_PRIOR + 2 * WIDE;
-NEEDS(AT_GATE + 2 * GATES, ALL_THREADS)
+constexpr int AT_BETA = AT_MIX + MIX, AT_PRIOR = AT_BETA + WIDE, AT_GATE = AT_PRIOR + WIDE;
+NEEDS(AT_GATE + GATES, ALL_THREADS)
 
-// The mix of a chunk may be ready before that of the chunk before was used: barriers MIXED and MIXED + 1 take turns.
 enum { HALF_PREDICTED = 1, ALL_PREDICTED, HALF_WRITTEN, ALL_WRITTEN, AMONG_PRODUCTS, MIXED };
 
 struct Vector { alignas(4 * JP) float x[JP]; };  // of the mixtures of one output dim
@@ -71,7 +70,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      await(half ? ALL_PREDICTED : HALF_PREDICTED, half ? WITH_SOLVERS : ALL_THREADS);
+      await(half ? ALL_PREDICTED : HALF_PREDICTED, half ? ALL_THREADS : WITH_SOLVERS);
       float x[8][J];
       u32 written[J][4];
 #pragma unroll
@@ -84,9 +83,9 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         const int t = half * 8 + i;
-        const Vector rate = *(const Vector*)(shared + AT_BETA + (chunk & 1) * WIDE + (t * VB + dim) * JP * 4);
-        const Vector prior = *(const Vector*)(shared + AT_PRIOR + (chunk & 1) * WIDE + (t * VB + dim) * JP * 4);
-        const float stay = KEY_GATE ? *(const float*)(shared + AT_GATE + (chunk & 1) * GATES + (t * VB + dim) * 4) : 0.f;
+        const Vector rate = *(const Vector*)(shared + AT_BETA + (t * VB + dim) * JP * 4);
+        const Vector prior = *(const Vector*)(shared + AT_PRIOR + (t * VB + dim) * JP * 4);
+        const float stay = KEY_GATE ? *(const float*)(shared + AT_GATE + (t * VB + dim) * 4) : 0.f;
         float c[J];
 #pragma unroll
         for (int j = 0; j < J; j++) {
@@ -154,7 +153,7 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
 #pragma unroll
       for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + 32 + kept_lane(j, column)] = j < J ? rho[j < J ? j : 0] : 0.f;
     }
-    await(HALF_PREDICTED, ALL_THREADS);
+    await(ALL_PREDICTED, ALL_THREADS);  // the mix of the chunk before has been used then
 #pragma unroll
     for (int t = 0; t < C; t++) {
       float z[J];
@@ -168,9 +167,9 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
         m.x[j] = rho[j];
         if (STATS && t < valid) used[j] += rho[j], spread[j] -= rho[j] * LN2 * lg2(max_nan(rho[j], TINY));
       }
-      if (alive) *(Vector*)(shared + AT_MIX + (chunk & 1) * MIX + (t * VB + dim) * JP * 4) = m;
+      if (alive) *(Vector*)(shared + AT_MIX + (t * VB + dim) * JP * 4) = m;
     }
-    if (chunk & 1) announce(MIXED + 1, NT + 32 * MIXERS); else announce(MIXED, NT + 32 * MIXERS);
+    announce(MIXED, NT + 32 * MIXERS);
   }
   if (alive) {
     const i64 all = a.N * a.H * J * V;
@@ -254,39 +253,37 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
     }
   };
-  // Rates, for errors so scaled, and priors of a chunk; with a gate its share of both.
-  auto give_rates = [&](int chunk) {
+  // Rates, for errors so scaled, and priors of a half; with a gate its share of both.
+  auto give_rates = [&](int chunk, int half) {
     const char* s = stage(chunk);
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int b = 0; b < DB; b++) {
+      const int t = half * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
+      float x[JT], y[JT], g[2] = {1.f, 1.f};
+      Vector rate[2] = {}, prior[2] = {};
+      if constexpr (KEY_GATE || !NORMALIZE) {
+        prior_of(x, y, s + STAGE_LK, t, b, p);
+        if (KEY_GATE) load2((const TB*)(s + STAGE_GK + t * B_ROW) + d, g[0], g[1]);
+      }
 #pragma unroll
-      for (int b = 0; b < DB; b++) {
-        const int t = h * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
-        float x[JT], y[JT], g[2] = {1.f, 1.f};
-        Vector rate[2] = {}, prior[2] = {};
+      for (int j = 0; j < J; j++) {
+        float left, right;
+        load2((const TB*)(s + STAGE_BETA + t * BY_TOKEN + j * B_ROW) + d, left, right);
+        rate[0].x[j] = UNSCALE * left, rate[1].x[j] = UNSCALE * right;
         if constexpr (KEY_GATE || !NORMALIZE) {
-          prior_of(x, y, s + STAGE_LK, t, b, p);
-          if (KEY_GATE) load2((const TB*)(s + STAGE_GK + t * B_ROW) + d, g[0], g[1]);
-        }
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-          float left, right;
-          load2((const TB*)(s + STAGE_BETA + t * BY_TOKEN + j * B_ROW) + d, left, right);
-          rate[0].x[j] = UNSCALE * left, rate[1].x[j] = UNSCALE * right;
-          if constexpr (KEY_GATE || !NORMALIZE) {
-            prior[0].x[j] = g[0] * x[j], prior[1].x[j] = g[1] * y[j];
-          } else {
-            load2((const TB*)(s + STAGE_LK + t * BY_TOKEN + j * B_ROW) + d, left, right);
-            prior[0].x[j] = max_nan(LOG2E * left, LEAST), prior[1].x[j] = max_nan(LOG2E * right, LEAST);
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const int at = (chunk & 1) * WIDE + (t * VB + d + e) * JP * 4;
-          *(Vector*)(shared + AT_BETA + at) = rate[e], *(Vector*)(shared + AT_PRIOR + at) = prior[e];
-          if (KEY_GATE) *(float*)(shared + AT_GATE + (chunk & 1) * GATES + (t * VB + d + e) * 4) = 1.f - g[e];
+          prior[0].x[j] = g[0] * x[j], prior[1].x[j] = g[1] * y[j];
+        } else {
+          load2((const TB*)(s + STAGE_LK + t * BY_TOKEN + j * B_ROW) + d, left, right);
+          prior[0].x[j] = max_nan(LOG2E * left, LEAST), prior[1].x[j] = max_nan(LOG2E * right, LEAST);
         }
       }
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int at = (t * VB + d + e) * JP * 4;
+        *(Vector*)(shared + AT_BETA + at) = rate[e], *(Vector*)(shared + AT_PRIOR + at) = prior[e];
+        if (KEY_GATE) *(float*)(shared + AT_GATE + (t * VB + d + e) * 4) = 1.f - g[e];
+      }
+    }
   };
   if constexpr (K_PADDED) {  // the key dims that are not there
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
@@ -304,9 +301,9 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
 #pragma unroll
     for (int nt = 0; nt < 4; nt++) product(u[nt], kf, state_operand(nt, ks));
   }
-  give_rates(0);
+  give_rates(0, 0), give_rates(0, 1);
   give_errors(u, 0, 0);
-  announce(HALF_PREDICTED, ALL_THREADS);
+  announce(HALF_PREDICTED, WITH_SOLVERS);
 
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     const i64 t0 = start + (i64)chunk * C;
@@ -324,7 +321,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
     }
     give_errors(u, chunk, 1);
-    announce(ALL_PREDICTED, WITH_SOLVERS);
+    announce(ALL_PREDICTED, ALL_THREADS);
 
     // While the second half is substituted: what the state at the chunk's start gives.
     fetch(a, stage(chunk + 2), t0 + 2 * C, stop, w.head, w.vt);
@@ -343,7 +340,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
     }
     make_grams(chunk + 1);
-    give_rates(chunk + 1);
+    give_rates(chunk + 1, 0);
     await(ALL_WRITTEN, WITH_SOLVERS);
     A16 c[2];
 #pragma unroll
@@ -359,10 +356,11 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     }
     if (chunk + 1 < w.chunks) {
       give_errors(u, chunk + 1, 0);
-      announce(HALF_PREDICTED, ALL_THREADS);
+      announce(HALF_PREDICTED, WITH_SOLVERS);
     }
 
     // While the first half of the next chunk is substituted: the state at this one's end, and what it read.
+    give_rates(chunk + 1, 1);
     {
       const A16 pf = gram_operand(chunk, 0);
 #pragma unroll
@@ -389,9 +387,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
             a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
       }
     }
-    if constexpr (LANE_MIX) {
-      if (chunk & 1) await(MIXED + 1, NT + 32 * MIXERS); else await(MIXED, NT + 32 * MIXERS);
-    }
+    if constexpr (LANE_MIX) await(MIXED, NT + 32 * MIXERS);
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -399,7 +395,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         const int t = p.row + h * 8, d = b * 8 + p.quad * 2;
         float x[JT], y[JT], o0 = 0.f, o1 = 0.f;
         if constexpr (LANE_MIX) {
-          const char* m = shared + AT_MIX + (chunk & 1) * MIX + (t * VB + p.warp * DPW + d) * JP * 4;
+          const char* m = shared + AT_MIX + (t * VB + p.warp * DPW + d) * JP * 4;
           const Vector left = *(const Vector*)m, right = *(const Vector*)(m + JP * 4);
 #pragma unroll
           for (int i = 0; i < JT; i++) x[i] = left.x[i], y[i] = right.x[i];
