@@ -311,3 +311,4 @@ def test_refusals_say_what_is_needed():
         assert words in unsupported(problem)
     assert "float64" in unsupported(problem_of(make_call(dtype=torch.float64)))
     assert "up to 4 mixtures" in unsupported(problem_of(make_call(VARIANTS["gated"], Shape(J=5))))
+    assert "up to 2 mixtures" in unsupported(problem_of(make_call(VARIANTS["gated"], Shape(T=1, K=128, J=3))))

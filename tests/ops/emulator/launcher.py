@@ -56,7 +56,7 @@ class Emulator:
 
     def _built(self, kernel: str, spec: Specialization, flags: dict[str, int]) -> tuple[ctypes.CDLL, int]:
         warps = spec.most_warps(kernel)
-        if kernel != "backward_keys":
+        if kernel not in ("backward_keys", "prepare"):
             warps = min(warps, self.warps)
         while True:
             defines = spec.defines(warps, SHARED_LIMIT=self.limit, **flags)

@@ -13,7 +13,7 @@ from torch import Tensor
 from swila.ops.backends import Backend
 from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, decay_kind, empty_results
 from swila.ops.cuda.compiler import GpuLauncher
-from swila.ops.cuda.specialization import CHUNK, SEGMENT, Specialization
+from swila.ops.cuda.specialization import CHUNK, DECAYS, SEGMENT, Specialization
 
 SIZES = (16, 32, 64, 128)
 GATED = ("beta", "key_logits", "query_logits", "key_gate", "query_gate")
@@ -84,11 +84,23 @@ class Kernels:
         J, V = x.beta.shape[3:]
         N = x.num_sequences
         sums = x.q.new_empty((4, N, H, J, V), dtype=torch.float32) if options.routing_stats else None
-        arguments = [*_inputs(x), results.output, *results.final, sums, *_three(kept), N, T, H]
+        ready = self.prepare(x, spec, device)
+        arguments = [*_inputs(x, ready), results.output, *results.final, sums, *_three(kept), N, T, H]
         self.launch(spec.forward_kernel, spec, {"STATS": int(options.routing_stats)}, N * H, arguments, device)
         if sums is not None:
             _means(results, sums, B * T)
         return results, kept
+
+    def prepare(self, x: Inputs, spec: Specialization, device: int) -> Tensor | None:
+        """Decays by key dim, keys and queries of every chunk, as its products use them; None without such decays."""
+        if spec.decay != DECAYS["key"]:
+            return None
+        (B, T, H), N = x.q.shape[:3], x.num_sequences
+        chunks = B * -(-T // CHUNK) if x.cu_seqlens is None else T // CHUNK + N
+        ready = x.q.new_empty((chunks, H, spec.prepared_bytes // 2), dtype=torch.bfloat16)
+        arguments = [x.q, x.k, x.log_decay, x.cu_seqlens, ready, N, T, H]
+        self.launch("prepare", spec, {"STATS": 0}, chunks * H, arguments, device)
+        return ready
 
     def backward(self, x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
         """The chunks of each sequence in reverse; with a decay also states before it and gradients of keys after it."""
@@ -101,13 +113,14 @@ class Kernels:
         def new(*shape: int) -> Tensor:
             return x.q.new_empty(shape, dtype=torch.float32)
 
+        ready = self.prepare(x, spec, device)
         by_key = x.log_decay is not None and decay_kind(x.log_decay) == "key"
         chunk_W = chunk_du = chunk_ds = chunk_dW = ddecay = None
         out = {name: torch.empty_like(t) for name in PER_TOKEN if (t := getattr(x, name)) is not None}
         if x.log_decay is not None:
             chunk_W = x.q.new_empty((*kept[1].shape[:3], 32 * spec.layout.key_dims * spec.planes), dtype=torch.bfloat16)
             segments = B * -(-T // SEGMENT) if x.cu_seqlens is None else N + T // SEGMENT
-            states = [x.k, x.log_decay, x.W, x.cu_seqlens, *kept[:2], chunk_W, N, T, H]
+            states = [x.k, x.log_decay, ready, x.W, x.cu_seqlens, *kept[:2], chunk_W, N, T, H]
             self.launch("states", spec, {"STATS": 0}, segments * H, states, device)
             ddecay = out["log_decay"] if decay_kind(x.log_decay) != "head" else new(B, T, H, J, V, 1)
         if by_key:
@@ -121,8 +134,9 @@ class Kernels:
         parts = new(2, tiles, B, T, H, K) if tiles > 1 and not by_key else None
         arguments = [
             x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.cu_seqlens, dout, *dfinal,
-            _spread(grads, x), *_three(kept), x.log_decay, chunk_W, chunk_du, chunk_ds, chunk_dW, out["q"], out["k"],
-            parts, out["v"], *(out.get(name) for name in GATED), ddecay, *(state.get(name) for name in STATE), N, T, H,
+            _spread(grads, x), *_three(kept), x.log_decay, ready, chunk_W, chunk_du, chunk_ds, chunk_dW, out["q"],
+            out["k"], parts, out["v"], *(out.get(name) for name in GATED), ddecay,
+            *(state.get(name) for name in STATE), N, T, H,
         ]  # fmt: skip
         self.launch("backward", spec, flags, N * H, arguments, device)
         if parts is not None:
@@ -147,7 +161,7 @@ class Kernels:
         x = prepared(x)
         spec, device = Specialization.of(x, options), _index(x)
         N, H = x.q.shape[0], x.q.shape[2]
-        arguments = [*_inputs(x)[:-1], results.output, *results.final]
+        arguments = [*_step_inputs(x), results.output, *results.final]
         self.launch("step", spec, {"STATS": 0}, N * H, arguments, device)
         return results if options.return_state else Results(results.output)
 
@@ -160,11 +174,16 @@ def _index(x: Inputs) -> int:
     return -1 if x.q.device.index is None else x.q.device.index
 
 
-def _inputs(x: Inputs) -> list[Tensor | None]:
+def _inputs(x: Inputs, ready: Tensor | None) -> list[Tensor | None]:
     return [
-        x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.log_decay, x.W, x.r, x.rho,
-        x.cu_seqlens,
+        x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.log_decay, ready, x.W, x.r,
+        x.rho, x.cu_seqlens,
     ]  # fmt: skip
+
+
+def _step_inputs(x: Inputs) -> list[Tensor | None]:
+    tokens = _inputs(x, None)
+    return [*tokens[:9], *tokens[10:13]]
 
 
 def _means(results: Results, sums: Tensor, tokens: int) -> None:
@@ -216,6 +235,8 @@ def unsupported(problem: Problem) -> str | None:
         return f"it has up to 16 mixtures, got J = {problem.J}"
     if problem.decay == "key" and problem.J > 4:
         return f"with a decay per key dim it has up to 4 mixtures, got J = {problem.J}"
+    if problem.decay == "key" and problem.K == 128 and problem.J > 2 and operand_bits(problem.dtype) > 8:
+        return f"with a decay per key dim and K = 128 in {problem.dtype} it has up to 2 mixtures, got J = {problem.J}"
     return None
 
 

@@ -76,10 +76,18 @@ class Specialization:
             return "forward"
         return "forward_split" if 2 <= self.layout.J <= 4 else "forward_pipelined"
 
+    @property
+    def prepared_bytes(self) -> int:
+        """What ``kernels/prepare.cu`` makes of one chunk and head: the ``KEY_DECAY_BYTES`` of ``kernels/decay.cuh``."""
+        rows = self.planes * CHUNK * (3 * (2 * self.layout.key_dims + 16) + 2 * (2 * CHUNK + 16))
+        return self.layout.J * (rows + 4 * self.layout.key_dims + 4 * 4 * 64)
+
     def most_warps(self, kernel: str) -> int:
         """How many warps of a kernel may share a block."""
         if kernel == "backward_keys":
             return self.layout.J * self.layout.key_dims // 32
+        if kernel == "prepare":
+            return 8
         if kernel == "step":
             return min(self.layout.K * self.layout.V // 128, 4)
         return min(self.layout.warps, 8)
@@ -88,7 +96,7 @@ class Specialization:
         """How many blocks a head takes with so many warps each."""
         if kernel == "step":
             return self.layout.K * self.layout.V // (128 * warps)
-        return 1 if kernel == "backward_keys" else self.layout.warps // warps
+        return 1 if kernel in ("backward_keys", "prepare") else self.layout.warps // warps
 
     def defines(self, warps: int, **flags: int) -> dict[str, str]:
         """The macros of the sources."""

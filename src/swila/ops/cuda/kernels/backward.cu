@@ -9,11 +9,12 @@ constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side i
 
 // Priors are made by token, log-priors are read by column.
 constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE ? BY_TOKEN : J * B_ROW;
-constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_O = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_O + C * V_ROW;
+constexpr int STAGE_READY = 0, STAGE_K = KEY_DECAY_BYTES, STAGE_Q = STAGE_K + !BY_KEY * C * X_ROW;
+constexpr int STAGE_O = STAGE_Q + !BY_KEY * C * X_ROW, STAGE_BETA = STAGE_O + C * V_ROW;
 constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW, STAGE_D = STAGE_C;
-constexpr int STAGE_BYTES = DECAY ? STAGE_D + DECAY_TILE : STAGE_C + NW * NS * PAIR_PLANE;
+constexpr int STAGE_BYTES = DECAY ? STAGE_D + !BY_KEY * DECAY_TILE : STAGE_C + NW * NS * PAIR_PLANE;
 // Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
 constexpr int SUM_ROW = KP + 8;
 constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
@@ -23,7 +24,7 @@ constexpr bool W_SHARED = KP > 64 && !DECAY;  // two states are too much for the
 constexpr int WARP_C = WARP_A + (BY_COLUMN ? 2 * C * C : 2 * 64) * 4, WARP_W = WARP_C + BY_COLUMN * NS * PAIR_PLANE;
 constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
 constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
-constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS;
 constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
 NEEDS(STAGES * STAGE_BYTES + FIXED_BYTES, NT)
 
@@ -38,6 +39,7 @@ struct Arguments {
   const uint4_* kept_c;
   const float* kept_mix;
   const TD* decay;
+  const uint4_* prepared;                  // by key dim: what prepare.cu made of decays, keys and queries
   const uint4_* chunk_W;                   // with a decay: states at the start of chunks
   uint4_ *chunk_du, *chunk_ds, *chunk_dW;  // by key dim: to be written, du and dS like c, and dW at the end of chunks
   TX *dq, *dk;
@@ -68,8 +70,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   char *du_tile = mine + WARP_DU, *ds_tile = mine + WARP_DS;
   float4_* w_slots = (float4_*)(mine + WARP_W) + p.lane;
   char* operands = shared + STAGES * STAGE_BYTES + NW * WARP_BYTES;
-  KeyDecay decay;
-  if constexpr (BY_KEY) decay = key_decay_at(operands);
 
   const i64 block = blockIdx.x, H = a.H, T = a.T;
   const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;
@@ -98,7 +98,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   }
   if constexpr (K_PADDED)
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
-  if constexpr (BY_KEY) clear(decay);
   sync_block();
 
   auto valid_of = [&](i64 chunk) {
@@ -116,8 +115,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     char* s = shared + stage * STAGE_BYTES;
     int valid = valid_of(chunk);
     i64 row = (span.begin + chunk * C) * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
-    keys.copy(s + STAGE_K, a.k + row * K, valid);
-    keys.copy(s + STAGE_Q, a.q + row * K, valid);
+    if constexpr (BY_KEY) {
+      fetch_prepared(s + STAGE_READY, a.prepared, chunk < 0 ? 0 : chunk_row(a.bounds, span, chunk, T) * H + head, chunk >= 0);
+    } else {
+      keys.copy(s + STAGE_K, a.k + row * K, valid);
+      keys.copy(s + STAGE_Q, a.q + row * K, valid);
+    }
     values.copy(s + STAGE_O, a.dout + narrow, valid);
     values.copy(s + STAGE_V, a.v + narrow, valid);
     rates.copy(s + STAGE_BETA, a.beta + wide, valid);
@@ -125,9 +128,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
     if (KEY_GATE) gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
     if (QUERY_GATE) gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
-    if constexpr (DECAY != 0) {
+    if constexpr (BY_COLUMN) {
       fetch_decay(decays, s + STAGE_D, a.decay, row, vt, valid);
-    } else {
+    } else if constexpr (!BY_KEY) {
       const uint4_* c = a.kept_c + (chunk < 0 ? 0 : (chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit) * NS * 64 + p.lane);
 #pragma unroll
       for (int i = 0; i < NS * 2; i++)
@@ -154,8 +157,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
     const char *k_tile = s + STAGE_K, *q_tile = s + STAGE_Q;
     constexpr int ROW = RAW ? X_ROW : OPERAND_ROW;
+    KeyDecay decay;
     if constexpr (BY_KEY) {
-      prepare(decay, k_tile, q_tile, s + STAGE_D, p);
+      decay = key_decay_at(s + STAGE_READY);
     } else if constexpr (!RAW) {
       as_operands(operands, k_tile);
       as_operands(operands + NS * OPERAND_TILE, q_tile);

@@ -26,20 +26,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward_keys(const Arguments a) {
   const int j = warp / TASKS, kk = warp % TASKS;
   const i64 H = a.H, T = a.T, head = blockIdx.x % H, item = blockIdx.x / H;
   Span span;
-  i64 chunk;
-  if (!a.bounds) {
-    i64 per = (T + C - 1) / C;
-    span = sequence(nullptr, item / per, T), chunk = item % per;
-  } else {
-    i64 low = 0, high = a.N;  // rows are numbered as in chunk_row
-    while (high - low > 1) {
-      i64 middle = (low + high) / 2;
-      if ((i64)a.bounds[middle] / C + middle <= item) low = middle; else high = middle;
-    }
-    span = sequence(a.bounds, low, T);
-    chunk = item - low - span.begin / C;
-    if (span.begin + chunk * C >= span.end) return;
-  }
+  const i64 chunk = chunk_of(a.bounds, item, a.N, T, span);
+  if (chunk < 0) return;
   const i64 t0 = span.begin + chunk * C, unit = chunk_row(a.bounds, span, chunk, T) * H * UNITS + head * UNITS;
   const int valid = span.end - t0 < C ? (int)(span.end - t0) : C;
 

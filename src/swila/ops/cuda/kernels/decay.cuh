@@ -43,16 +43,14 @@ constexpr int GROUP_TILE = NS * OPERAND_TILE;
 constexpr int LEVEL_BYTES = J * 2 * GROUP_TILE;  // keys and queries of one level
 constexpr int GRAM_ROW = PAIR_ROW, GRAM_PLANE = C * GRAM_ROW, GRAM_TILE = NS * GRAM_PLANE;
 
-// What the chunk's products need, made by all threads of a block.
+// What the products of a chunk need, ready for use. Made by all threads of a block, for all chunks at once, in prepare.cu.
 struct KeyDecay {
-  char *levels, *keys_u, *queries, *keys_end, *A, *P;  // operands [J][plane][16, ..]
+  char *keys_u, *queries, *keys_end, *A, *P;  // operands [J][plane][16, ..]
   float *total, *blocks;  // [J, K]; diagonal blocks of A, [J][half][writer][reader], then the same by reader
 };
-constexpr int KEY_DECAY_BYTES =
-    BY_KEY ? 2 * LEVEL_BYTES + 3 * J * GROUP_TILE + 2 * J * GRAM_TILE + J * KP * 4 + J * 4 * 64 * 4 : 0;
+constexpr int KEY_DECAY_BYTES = BY_KEY ? 3 * J * GROUP_TILE + 2 * J * GRAM_TILE + J * KP * 4 + J * 4 * 64 * 4 : 0;
 DEVICE KeyDecay key_decay_at(char* p) {
   KeyDecay d;
-  d.levels = p, p += 2 * LEVEL_BYTES;
   d.keys_u = p, p += J * GROUP_TILE;
   d.queries = p, p += J * GROUP_TILE;
   d.keys_end = p, p += J * GROUP_TILE;
@@ -61,6 +59,14 @@ DEVICE KeyDecay key_decay_at(char* p) {
   d.total = (float*)p, p += J * KP * 4;
   d.blocks = (float*)p;
   return d;
+}
+// Fetch it for one chunk, from where it lies as it will be used; zeros for a chunk that is not there.
+DEVICE void fetch_prepared(char* to, const uint4_* prepared, i64 unit, bool there) {
+#pragma unroll
+  for (int from = 0; from < KEY_DECAY_BYTES / 16; from += NT) {
+    int i = from + (int)threadIdx.x;
+    if (i < KEY_DECAY_BYTES / 16) copy_async(to + i * 16, prepared + (there ? unit * (KEY_DECAY_BYTES / 16) + i : 0), there);
+  }
 }
 constexpr int CHANNELS = (J * KP + NT - 1) / NT;  // per thread
 
@@ -95,8 +101,8 @@ DEVICE void gram_level(const KeyDecay& d, const char* rows, const char* columns,
     }
 }
 
-// Everything of `KeyDecay` from the raw tiles of a chunk. `base` are the keys and queries as they are, as operands.
-DEVICE void prepare(const KeyDecay& d, const char* k_raw, const char* q_raw, const char* decay_raw, const Place& p) {
+// Everything of `KeyDecay` from the raw tiles of a chunk; `levels` is for two levels at a time.
+DEVICE void prepare(const KeyDecay& d, char* levels, const char* k_raw, const char* q_raw, const char* decay_raw, const Place& p) {
   int tid = (int)threadIdx.x;
   Channel channels[CHANNELS];
 #pragma unroll
@@ -106,7 +112,7 @@ DEVICE void prepare(const KeyDecay& d, const char* k_raw, const char* q_raw, con
   }
 #pragma unroll
   for (int level = -1; level < 4; level++) {
-    char* buffer = d.levels + (level & 1) * LEVEL_BYTES;
+    char* buffer = levels + (level & 1) * LEVEL_BYTES;
 #pragma unroll
     for (int i = 0; i < CHANNELS; i++) {
       int c = tid + i * NT, j = c / KP, dim = c % KP;
@@ -171,20 +177,6 @@ DEVICE void load_decay(float (&alpha)[C], const char* tile, const TD* decay, i64
   }
 }
 constexpr int DECAY_TILE = DECAY == 1 || DECAY == 2 ? C * J * D_ROW : 0;
-// Keys decayed to the chunk's end, and the decay across it: all that a state needs to walk forward.
-DEVICE void prepare_end(const KeyDecay& d, const char* k_raw, const char* decay_raw) {
-  for (int c = (int)threadIdx.x; c < J * KP; c += NT) {
-    int j = c / KP, dim = c % KP;
-    float after = 1.f;
-#pragma unroll
-    for (int t = C - 1; t >= 0; t--) {
-      put_operand(d.keys_end + j * GROUP_TILE, t, dim, after * to_float(*(const TX*)(k_raw + t * X_ROW + dim * sizeof(TX))));
-      after *= ex2(LOG2E * to_float(*(const TD*)(decay_raw + (t * J + j) * D_ROW + dim * sizeof(TD))));
-    }
-    d.total[j * KP + dim] = after;
-  }
-  sync_block();
-}
 // W = Γ W + Σ x ⊗ y over the tokens of a chunk, for operands x [16 columns, tokens] and y in a tile per group.
 DEVICE void decay_rows(float (&W)[2][KT][4], const float* factors, const Place& p) {  // by column
 #pragma unroll

@@ -5,7 +5,7 @@
 constexpr int WARP_U = 0, WARP_C = WARP_U + C * U_ROW * 4, WARP_A = WARP_C + NS * PAIR_PLANE;
 constexpr int WARP_BYTES = WARP_A + (BY_COLUMN ? 2 * C * C * 4 : BY_KEY ? 0 : 2 * 64 * 4);
 constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
-constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS + KEY_DECAY_BYTES;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS;
 constexpr int STAGES = FIXED_BYTES + 3 * STAGE_BYTES <= SHARED_LIMIT / 2   ? 3
                        : FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT / 2 ? 2
                        : FIXED_BYTES + 3 * STAGE_BYTES <= SHARED_LIMIT     ? 3
@@ -22,8 +22,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
   char* c_tile = mine + WARP_C;
   float* a_tile = (float*)(mine + WARP_A);
   char* operands = shared + STAGES * STAGE_BYTES + NW * WARP_BYTES;
-  KeyDecay decay;
-  if constexpr (BY_KEY) decay = key_decay_at(operands);
 
   const i64 block = blockIdx.x, H = a.H, T = a.T;
   const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;  // of the warp's output dims
@@ -50,12 +48,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 
   if constexpr (K_PADDED)  // the key dims that are not there
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
-  if constexpr (BY_KEY) clear(decay);
   sync_block();
 
   const i64 chunks = (stop - start + C - 1) / C;
+  auto prepared_unit = [&](i64 chunk) { return BY_KEY ? chunk_row(a.bounds, span, chunk, T) * H + head : 0; };
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch(a, shared + i * STAGE_BYTES, start + i * C, stop, head, vt);
+  for (int i = 0; i < STAGES - 1; i++) fetch(a, shared + i * STAGE_BYTES, start + i * C, stop, head, vt, prepared_unit(i));
 
   float used_k = 0.f, spread_k = 0.f, used_q = 0.f, spread_q = 0.f;  // sums for the statistics
   for (i64 chunk = 0; chunk < chunks; chunk++) {
@@ -64,17 +62,18 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     if constexpr (STAGES > 1) {
       copy_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
       sync_block();
-      fetch(a, shared + (int)((chunk + STAGES - 1) % STAGES) * STAGE_BYTES, t0 + (STAGES - 1) * C, stop, head, vt);
+      fetch(a, shared + (int)((chunk + STAGES - 1) % STAGES) * STAGE_BYTES, t0 + (STAGES - 1) * C, stop, head, vt, prepared_unit(chunk + STAGES - 1));
     } else {
       sync_block();
-      fetch(a, shared, t0, stop, head, vt);
+      fetch(a, shared, t0, stop, head, vt, prepared_unit(chunk));
       copy_wait<0>();
       sync_block();
     }
     const char* s = shared + (int)(chunk % STAGES) * STAGE_BYTES;
     const char *k_tile = s + STAGE_K, *q_tile = s + STAGE_Q;
+    KeyDecay decay;
     if constexpr (BY_KEY) {
-      prepare(decay, k_tile, q_tile, s + STAGE_D, p);
+      decay = key_decay_at((char*)s + STAGE_READY);
     } else if constexpr (!RAW) {
       as_operands(operands, k_tile);
       as_operands(operands + NS * OPERAND_TILE, q_tile);

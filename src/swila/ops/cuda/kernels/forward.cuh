@@ -10,16 +10,18 @@ constexpr int LK_TOKEN = BY_TOKEN, BETA_TOKEN = BY_TOKEN;
 #else
 constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE ? BY_TOKEN : J * B_ROW, BETA_TOKEN = J * B_ROW;
 #endif
-constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_V = STAGE_Q + C * X_ROW, STAGE_BETA = STAGE_V + C * V_ROW;
+constexpr int STAGE_READY = 0, STAGE_K = KEY_DECAY_BYTES, STAGE_Q = STAGE_K + !BY_KEY * C * X_ROW;
+constexpr int STAGE_V = STAGE_Q + !BY_KEY * C * X_ROW, STAGE_BETA = STAGE_V + C * V_ROW;
 constexpr int STAGE_LK = STAGE_BETA + C * BETA_TOKEN, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_D = STAGE_GQ + QUERY_GATE * C * B_ROW;
-constexpr int STAGE_BYTES = STAGE_D + DECAY_TILE;
+constexpr int STAGE_BYTES = STAGE_D + !BY_KEY * DECAY_TILE;
 
 struct Arguments {
   const TX *q, *k, *v;
   const TB *beta, *key_logits, *query_logits, *key_gate, *query_gate;
   const TD* decay;
+  const uint4_* prepared;    // by key dim: what prepare.cu made of decays, keys and queries
   const float *W, *r, *rho;  // initial state, or null
   const INDEX* bounds;       // of packed sequences, or null
   TX* out;
@@ -44,18 +46,23 @@ struct Fetch {
       : keys(H * K * sizeof(TX), 0), values(H * V * sizeof(TX), 0), rates(H * J * V * sizeof(TB), V * sizeof(TB)),
         key_logits(H * J * V * sizeof(TB), V * sizeof(TB)), query_logits(H * J * V * sizeof(TB), V * sizeof(TB)),
         gates(H * V * sizeof(TB), 0), decays(decay_pieces(H)) {}
-  DEVICE void operator()(const Arguments& a, char* s, i64 t0, i64 stop, i64 head, int vt) const {
+  // `unit` is the number of the chunk and head, where decays were prepared.
+  DEVICE void operator()(const Arguments& a, char* s, i64 t0, i64 stop, i64 head, int vt, i64 unit = 0) const {
     const int valid = t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C;
     const i64 row = t0 * a.H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
-    keys.copy(s + STAGE_K, a.k + row * K, valid);
-    keys.copy(s + STAGE_Q, a.q + row * K, valid);
+    if constexpr (BY_KEY) {
+      fetch_prepared(s + STAGE_READY, a.prepared, unit, valid > 0);
+    } else {
+      keys.copy(s + STAGE_K, a.k + row * K, valid);
+      keys.copy(s + STAGE_Q, a.q + row * K, valid);
+      fetch_decay(decays, s + STAGE_D, a.decay, row, vt, valid);
+    }
     values.copy(s + STAGE_V, a.v + narrow, valid);
     rates.copy(s + STAGE_BETA, a.beta + wide, valid);
     key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
     query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
     if (KEY_GATE) gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
     if (QUERY_GATE) gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
-    fetch_decay(decays, s + STAGE_D, a.decay, row, vt, valid);
     copy_commit();
   }
 };

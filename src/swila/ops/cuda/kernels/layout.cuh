@@ -369,6 +369,23 @@ DEVICE i64 segment_row(const INDEX* bounds, const Span& span, i64 segment, i64 T
   return bounds ? (span.begin + segment * SEGMENT) / SEGMENT + span.n : span.n * ((T + SEGMENT - 1) / SEGMENT) + segment;
 }
 
+// The chunk of such a row, and its sequence; -1 if no chunk has that number.
+DEVICE i64 chunk_of(const INDEX* bounds, i64 row, i64 N, i64 T, Span& span) {
+  if (!bounds) {
+    i64 per = (T + C - 1) / C;
+    span = sequence(nullptr, row / per, T);
+    return row % per;
+  }
+  i64 low = 0, high = N;
+  while (high - low > 1) {
+    i64 middle = (low + high) / 2;
+    if ((i64)bounds[middle] / C + middle <= row) low = middle; else high = middle;
+  }
+  span = sequence(bounds, low, T);
+  i64 chunk = row - low - span.begin / C;
+  return span.begin + chunk * C < span.end ? chunk : -1;
+}
+
 // The operand [16 columns, 16 tokens] out of a tile kept in memory, 32 columns without padding per plane.
 DEVICE A16 load_kept(const u32* tile, int from, const Place& p) {
   A16 a;

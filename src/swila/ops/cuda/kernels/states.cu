@@ -2,13 +2,14 @@
 // Only where a decay keeps the backward from walking the state back.
 #include "decay.cuh"
 
-constexpr int STAGE_K = 0, STAGE_D = C * X_ROW, STAGE_BYTES = STAGE_D + DECAY_TILE;
+constexpr int STAGE_K = 0, STAGE_D = C * X_ROW, STAGE_BYTES = BY_KEY ? KEY_DECAY_BYTES : STAGE_D + DECAY_TILE;
 constexpr int WARP_BYTES = BY_COLUMN ? NS * PAIR_PLANE + 32 * 4 : 0, OPERANDS = BY_COLUMN && !RAW ? NS * OPERAND_TILE : 0;
-NEEDS(STAGE_BYTES + KEY_DECAY_BYTES + OPERANDS + NW * WARP_BYTES, NT)
+NEEDS(STAGE_BYTES + OPERANDS + NW * WARP_BYTES, NT)
 
 struct Arguments {
   const TX* k;
   const TD* decay;
+  const uint4_* prepared;  // by key dim
   const float* W;  // initial, or null
   const INDEX* bounds;
   const float4_* kept_W;
@@ -21,7 +22,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
   SHARED(shared);
   const Place p = place();
   KeyDecay decay;
-  if constexpr (BY_KEY) decay = key_decay_at(shared + STAGE_BYTES);
+  if constexpr (BY_KEY) decay = key_decay_at(shared);
   char *operands = shared + STAGE_BYTES, *c_tile = operands + OPERANDS + p.warp * WARP_BYTES;
   float* factors = (float*)(c_tile + NS * PAIR_PLANE);
   const i64 block = blockIdx.x, H = a.H, T = a.T, head = block / VT % H, item = block / VT / H;
@@ -73,8 +74,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
     const int valid = stop - t0 < C ? (int)(stop - t0) : C;
     const i64 unit = chunk_row(a.bounds, span, (t0 - span.begin) / C, T) * warp_units + warp_unit;
     sync_block();
-    key_pieces.copy(shared + STAGE_K, a.k + (t0 * H + head) * K, valid);
-    fetch_decay(pieces, shared + STAGE_D, a.decay, t0 * H + head, vt, valid);
+    if constexpr (BY_KEY) {
+      fetch_prepared(shared, a.prepared, unit / warp_units * H + head, true);
+    } else {
+      key_pieces.copy(shared + STAGE_K, a.k + (t0 * H + head) * K, valid);
+      fetch_decay(pieces, shared + STAGE_D, a.decay, t0 * H + head, vt, valid);
+    }
     copy_commit();
     emit_state(a.chunk_W + unit * STATE_PIECES * 32, W, p.lane);
     copy_wait<0>();
@@ -84,7 +89,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
     if constexpr (BY_KEY) {
 #pragma unroll
       for (int m = 0; m < 2; m++) c[m] = load_kept((const u32*)kept, m * 16, p);
-      prepare_end(decay, shared + STAGE_K, shared + STAGE_D);
       decay_state(W, decay, p);
       add_outer(W, c, decay.keys_end, OPERAND_ROW, p.lane);
     } else {
