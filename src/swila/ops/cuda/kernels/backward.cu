@@ -82,12 +82,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   if (a.dW_out) {
     load_state(dW, a.dW_out, unit, first, p);
   } else {
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-      for (int kt = 0; kt < KT; kt++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) dW[i][kt][e] = 0.f;
+    clear_state(dW);
   }
   if (KEY_GATE && a.dr_out && p.alive) m = a.dr_out[at];
   if (QUERY_GATE && a.drho_out && p.alive) drho = a.drho_out[at];

@@ -34,12 +34,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
   if (a.W) {
     load_state(W, a.W, unit, first, p);
   } else {
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-      for (int kt = 0; kt < KT; kt++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
+    clear_state(W);
   }
   const i64 at = (unit * J + p.j) * V + first + p.d;
   if (a.r && p.alive) r = a.r[at];
@@ -350,11 +345,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     if constexpr (BY_COLUMN) sync_warp();
     if (a.kept_W && ((chunk + 1) * C % SEGMENT == 0 || chunk + 1 == chunks)) {
       i64 row = segment_row(a.bounds, span, chunk * C / SEGMENT, T) * warp_units + warp_unit;
-#pragma unroll
-      for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int kt = 0; kt < KT; kt++)
-          a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
+      keep_state(a.kept_W, row, W, p.lane);
     }
   }
   copy_wait<0>();

@@ -30,12 +30,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
   const int chunks = (int)((stop - start + C - 1) / C);
 
   float W[2][KT][4], r = 1.f / J, rho = 1.f / J;
-#pragma unroll
-  for (int m = 0; m < 2; m++)
-#pragma unroll
-    for (int kt = 0; kt < KT; kt++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
+  clear_state(W);
   if (a.W) load_state(W, a.W, unit, first, p);
   const i64 at = (unit * J + p.j) * V + first + p.d;
   if (a.r && p.alive) r = a.r[at];
@@ -118,14 +113,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
     for (int m = 0; m < 2; m++)
       product(W[m][2 * ks], c_before[m], kx[ks % AHEAD]), product(W[m][2 * ks + 1], c_before[m], ky[ks % AHEAD]);
   };
-  auto keep_state = [&](int chunk) {  // at the end of that chunk
+  auto keep_end = [&](int chunk) {  // at the end of that chunk
     if (a.kept_W && chunk >= 0 && ((chunk + 1) * C % SEGMENT == 0 || chunk + 1 == chunks)) {
       i64 row = segment_row(a.bounds, span, chunk * C / SEGMENT, T) * warp_units + warp_unit;
-#pragma unroll
-      for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int kt = 0; kt < KT; kt++)
-          a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
+      keep_state(a.kept_W, row, W, p.lane);
     }
   };
 
@@ -282,7 +273,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
       for (int i = 0; i < 4; i++) u[nt][i] = begun[nt][i], S[nt][i] = reads[nt][i];
     }
     sync_warp();
-    keep_state(chunk - 1);
+    keep_end(chunk - 1);
   }
   copy_wait<0>();
 
@@ -290,7 +281,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
   for (int i = 0; i < 2 * DB; i++) load_mix(chunks - 1, i / DB, i % DB), read_out(chunks - 1, i / DB, i % DB);
 #pragma unroll
   for (int ks = 0; ks < KS; ks++) load_written(chunks - 1, ks), write_state(ks);
-  keep_state(chunks - 1);
+  keep_end(chunks - 1);
   if (a.W_out) {
     store_state(a.W_out, W, unit, first, p);
     if (a.r_out && p.alive) a.r_out[at] = r;

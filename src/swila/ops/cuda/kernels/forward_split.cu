@@ -189,12 +189,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
   auto stage = [&](int chunk) { return shared + chunk % STAGES * STAGE_BYTES; };
   auto grams = [&](int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; };
   float W[2][KT][4];
-#pragma unroll
-  for (int m = 0; m < 2; m++)
-#pragma unroll
-    for (int kt = 0; kt < KT; kt++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
+  clear_state(W);
   if (a.W) load_state(W, a.W, w.unit, first, p);
   auto state_operand = [&](int nt, int ks) {
     B16 b;
@@ -380,11 +375,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         a.kept_c[(unit * 2 + i) * 32 + p.lane] = *(const uint4_*)(c_tile + pair_row(i * 16 + p.lane / 2) + p.lane % 2 * 16);
       if ((chunk + 1) * C % SEGMENT == 0 || chunk + 1 == w.chunks) {
         const i64 row = segment_row(a.bounds, w.span, chunk * C / SEGMENT, a.T) * w.warp_units + w.first_unit + p.warp;
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-          for (int kt = 0; kt < KT; kt++)
-            a.kept_W[((row * 2 + m) * KT + kt) * 32 + p.lane] = {W[m][kt][0], W[m][kt][1], W[m][kt][2], W[m][kt][3]};
+        keep_state(a.kept_W, row, W, p.lane);
       }
     }
     if constexpr (LANE_MIX) await(MIXED, NT + 32 * MIXERS);

@@ -461,6 +461,22 @@ DEVICE void load_state(float (&W)[2][KT][4], const float* from, i64 unit, int fi
       }
     }
 }
+DEVICE void clear_state(float (&W)[2][KT][4]) {
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int kt = 0; kt < KT; kt++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
+}
+// A state as it lies in registers, at a row of what is kept for a warp.
+DEVICE void keep_state(float4_* kept, i64 row, const float (&W)[2][KT][4], int lane) {
+#pragma unroll
+  for (int i = 0; i < 2 * KT; i++) {
+    const float* w = W[i / KT][i % KT];
+    kept[(row * 2 * KT + i) * 32 + lane] = {w[0], w[1], w[2], w[3]};
+  }
+}
 DEVICE void store_state(float* to, const float (&W)[2][KT][4], i64 unit, int first, const Place& p) {
 #pragma unroll
   for (int m = 0; m < 2; m++)

@@ -49,12 +49,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
   const i64 start = span.begin + segment * SEGMENT, stop = start + SEGMENT < span.end ? start + SEGMENT : span.end;
 
   float W[2][KT][4];
-#pragma unroll
-  for (int m = 0; m < 2; m++)
-#pragma unroll
-    for (int kt = 0; kt < KT; kt++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) W[m][kt][i] = 0.f;
+  clear_state(W);
   if (segment > 0) {
     i64 row = segment_row(a.bounds, span, segment - 1, T) * warp_units + warp_unit;
 #pragma unroll
