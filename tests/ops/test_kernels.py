@@ -10,8 +10,10 @@ from emulator.launcher import Emulator
 
 from swila import SwitchingState, switching_delta_rule, switching_delta_rule_step
 from swila.ops.backends import Backend, choose_backend, register_backend, unregister_backend
-from swila.ops.call import PER_TOKEN
+from swila.ops.call import PER_TOKEN, Inputs, Options
+from swila.ops.cuda import compiler
 from swila.ops.cuda.backend import Kernels, operand_bits, saved_like, unsupported
+from swila.ops.cuda.specialization import Specialization
 from swila.testing import VARIANTS, Shape, Variant, check_backend, evaluate, make_call, problem_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -299,6 +301,33 @@ def test_captured_in_a_graph(gpu):
     graph.replay()
     for ours, theirs in zip(captured, work(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+ARCHITECTURES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "sm_120": 99 * 1024}
+
+
+@pytest.mark.parametrize("name", ["plain", "temporal", "gated", "gated-value"])
+def test_compile_for_every_architecture(name, tmp_path, monkeypatch):
+    """NVRTC takes the sources, a GPU or not; what it made is found again on disk."""
+    pytest.importorskip("cuda.core")
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except Exception:
+        pytest.skip("NVRTC is not installed")
+    monkeypatch.setenv("SWILA_CACHE", str(tmp_path))
+    call = make_call(VARIANTS[name], Shape(B=1, T=1, H=1, K=32, V=32, J=4), dtype=BF16)
+    x = Inputs.of([*(call.get(key) for key in PER_TOKEN), *call["initial_state"]])
+    spec = Specialization.of(x, Options(call["decay_order"], call["normalize"]))
+    kernels = {spec.forward_kernel, "backward", "step"}
+    kernels |= {"states"} if spec.decay else set()
+    kernels |= {"prepare", "backward_keys"} if name == "gated" else set()
+    for kernel, (arch, limit) in product(sorted(kernels), ARCHITECTURES.items()):
+        defines = spec.defines(spec.most_warps(kernel), SHARED_LIMIT=limit, STATS=0)
+        code = compiler.compile_cubin(kernel, defines, arch, driver=0)
+        assert code[:4] == b"\x7fELF"
+        assert compiler.compile_cubin(kernel, defines, arch, driver=0) == code
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) >= len(kernels) * len(ARCHITECTURES)
 
 
 def test_refusals_say_what_is_needed():
