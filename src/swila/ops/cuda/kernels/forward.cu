@@ -106,13 +106,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
         for (int nt = 0; nt < 4; nt++)
           if (group_of(nt) == g) product(u[nt], kf, wb[nt][ks]);
         if constexpr (!BY_KEY) product(gram_a[0], kf, half_of(kf, 0)), product(gram_a[1], kf, half_of(kf, 1));
-        {
-          A16 qf = load_rows(queries, OPERAND_TILE, row, ks * 16, p.lane);
+        A16 qf = load_rows(queries, OPERAND_TILE, row, ks * 16, p.lane);
 #pragma unroll
-          for (int nt = 0; nt < 4; nt++)
-            if (group_of(nt) == g) product(S[nt], qf, wb[nt][ks]);
-          if constexpr (!BY_KEY) product(gram_p[0], qf, half_of(kf, 0)), product(gram_p[1], qf, half_of(kf, 1));
-        }
+        for (int nt = 0; nt < 4; nt++)
+          if (group_of(nt) == g) product(S[nt], qf, wb[nt][ks]);
+        if constexpr (!BY_KEY) product(gram_p[0], qf, half_of(kf, 0)), product(gram_p[1], qf, half_of(kf, 1));
       }
     }
     auto keep_c = [&]() {
@@ -213,13 +211,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
           for (int i = 0; i < t; i++) w[i] *= alpha[t];
         }
         w[t] = written[t] = UNSCALE * beta[t] * x * r;
-        {
-          float read = gamma * qs[t];
+        float read = gamma * qs[t];
 #pragma unroll
-          for (int i = 0; i <= t; i++) read += a_tile[C * C + t * C + i] * w[i];
-          float o = over_mixtures(mix[t] * read);
-          if (p.alive && p.j == 0 && t < valid) store(a.out + ((t0 + t) * H + head) * V + first + p.d, o);
-        }
+        for (int i = 0; i <= t; i++) read += a_tile[C * C + t * C + i] * w[i];
+        float o = over_mixtures(mix[t] * read);
+        if (p.alive && p.j == 0 && t < valid) store(a.out + ((t0 + t) * H + head) * V + first + p.d, o);
       }
       sync_warp();
       u_tile[p.column] = gamma;
@@ -349,16 +345,5 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
     }
   }
   copy_wait<0>();
-
-  {
-    if (a.W_out) {
-      store_state(a.W_out, W, unit, first, p);
-      if (a.r_out && p.alive) a.r_out[at] = r;
-      if (a.rho_out && p.alive) a.rho_out[at] = rho;
-    }
-    if (STATS && p.alive) {
-      i64 all = a.N * H * J * V;
-      a.stats[at] = used_k, a.stats[all + at] = spread_k, a.stats[2 * all + at] = used_q, a.stats[3 * all + at] = spread_q;
-    }
-  }
+  finish(a, W, {r, rho, used_k, spread_k, used_q, spread_q}, unit, first, at, p);
 }

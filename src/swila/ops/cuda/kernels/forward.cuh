@@ -66,3 +66,19 @@ struct Fetch {
     copy_commit();
   }
 };
+
+// The final state, and the sums for the statistics, where they are asked for.
+struct Ended {
+  float r, rho, used_k, spread_k, used_q, spread_q;
+};
+DEVICE void finish(const Arguments& a, const float (&W)[2][KT][4], const Ended& e, i64 unit, int first, i64 at, const Place& p) {
+  if (a.W_out) {
+    store_state(a.W_out, W, unit, first, p);
+    if (a.r_out && p.alive) a.r_out[at] = e.r;
+    if (a.rho_out && p.alive) a.rho_out[at] = e.rho;
+  }
+  if (STATS && p.alive) {
+    const i64 all = a.N * a.H * J * V;
+    a.stats[at] = e.used_k, a.stats[all + at] = e.spread_k, a.stats[2 * all + at] = e.used_q, a.stats[3 * all + at] = e.spread_q;
+  }
+}

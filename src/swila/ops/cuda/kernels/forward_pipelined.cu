@@ -282,13 +282,5 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
 #pragma unroll
   for (int ks = 0; ks < KS; ks++) load_written(chunks - 1, ks), write_state(ks);
   keep_end(chunks - 1);
-  if (a.W_out) {
-    store_state(a.W_out, W, unit, first, p);
-    if (a.r_out && p.alive) a.r_out[at] = r;
-    if (a.rho_out && p.alive) a.rho_out[at] = rho;
-  }
-  if (STATS && p.alive) {
-    i64 all = a.N * H * J * V;
-    a.stats[at] = used_k, a.stats[all + at] = spread_k, a.stats[2 * all + at] = used_q, a.stats[3 * all + at] = spread_q;
-  }
+  finish(a, W, {r, rho, used_k, spread_k, used_q, spread_q}, unit, first, at, p);
 }
