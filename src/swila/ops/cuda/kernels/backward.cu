@@ -3,63 +3,29 @@
 // Sums over the columns of several warps go through shared memory in a fixed order. With a decay by key dim states come
 // from states.cu, and gradients of queries, keys and decays are left to backward_keys.cu; with one by column states come
 // from there too, and all that is within a chunk is done by the lanes that own the columns.
-#include "decay.cuh"
-
-constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side is done by the lanes that own the columns
-
-// Priors are made by token, log-priors are read by column.
-constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE ? BY_TOKEN : J * B_ROW;
-constexpr int STAGE_READY = 0, STAGE_K = KEY_DECAY_BYTES, STAGE_Q = STAGE_K + !BY_KEY * C * X_ROW;
-constexpr int STAGE_O = STAGE_Q + !BY_KEY * C * X_ROW, STAGE_BETA = STAGE_O + C * V_ROW;
-constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
-constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
-constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW, STAGE_D = STAGE_C;
-constexpr int STAGE_BYTES = DECAY ? STAGE_D + !BY_KEY * DECAY_TILE : STAGE_C + NW * NS * PAIR_PLANE;
-// Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
-constexpr int SUM_ROW = KP + 8;
-constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
-constexpr int EXCHANGE_BYTES = WARP_DS + NS * PAIR_PLANE, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
-constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
-constexpr bool W_SHARED = KP > 64 && !DECAY;  // two states are too much for the registers
-constexpr int WARP_C = WARP_A + (BY_COLUMN ? 2 * C * C : 2 * 64) * 4, WARP_W = WARP_C + BY_COLUMN * NS * PAIR_PLANE;
-constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
-constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
-constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS;
-constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
-NEEDS(STAGES * STAGE_BYTES + FIXED_BYTES, NT)
-
-struct Arguments {
-  const TX *q, *k, *v;
-  const TB *beta, *key_logits, *query_logits, *key_gate, *query_gate;
-  const INDEX* bounds;
-  const TX* dout;
-  const float *dW_out, *dr_out, *drho_out;  // adjoint of the final state, or null
-  const float* dstats;                      // of usage and entropy, keys then queries, per token: [4][H, J, V]
-  const float4_* kept_W;
-  const uint4_* kept_c;
-  const float* kept_mix;
-  const TD* decay;
-  const uint4_* prepared;                  // by key dim: what prepare.cu made of decays, keys and queries
-  const uint4_* chunk_W;                   // with a decay: states at the start of chunks
-  uint4_ *chunk_du, *chunk_ds, *chunk_dW;  // by key dim: to be written, du and dS like c, and dW at the end of chunks
-  TX *dq, *dk;
-  float* partial;  // with several blocks per head: their parts of dq and dk, [2][VT][tokens, H, K]
-  TX* dv;
-  TB *dbeta, *dkey_logits, *dquery_logits, *dkey_gate, *dquery_gate;
-  void* ddecay;  // by output dim: like the decay; by head: its parts [tokens, H, J, V], float
-  float *dW_in, *dr_in, *drho_in;  // adjoint of the initial state, or null
-  i64 N, T, H;
-};
+#include "backward.cuh"
 
 // A derivative in a probability grows as its inverse; this keeps it finite.
 DEVICE float finite(float x) {
   const float most = 2.5e28f;
   return x > most ? most : x < -most ? -most : x;
 }
+// What is summed over mixtures, of four tokens from t on; a lane stores one of them.
+template <class T> DEVICE void put_sums(char* tile, const Place& p, int t, const float (&x)[4]) {
+  if constexpr (JP == 4) {
+    const float sum = sum_of_four(x, p);
+    if (p.d < V) store((T*)(tile + (t + p.j) * row_bytes<T>(VB)) + p.warp * DPW + p.d, sum);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float sum = sum_mixtures(x[i]);
+      if (p.alive && p.j == 0) store((T*)(tile + (t + i) * row_bytes<T>(VB)) + p.warp * DPW + p.d, sum);
+    }
+  }
+}
 // Gradients take the place of inputs in their tiles, and go from there to memory.
-template <class T, int R, int TOKEN = R * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
-  if (p.alive && (R > 1 || p.j == 0))
-    store((T*)(tile + t * TOKEN + (R > 1 ? p.j : 0) * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
+template <class T, int TOKEN = J * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
+  if (p.alive) store((T*)(tile + t * TOKEN + p.j * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
 }
 
 KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
@@ -108,7 +74,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   const DecayPieces decays = decay_pieces(H);
   auto fetch_stage = [&](int stage, i64 chunk) {
     char* s = shared + stage * STAGE_BYTES;
-    int valid = valid_of(chunk);
+    const int valid = valid_of(chunk);
     i64 row = (span.begin + chunk * C) * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
     if constexpr (BY_KEY) {
       fetch_prepared(s + STAGE_READY, a.prepared, chunk < 0 ? 0 : chunk_row(a.bounds, span, chunk, T) * H + head, chunk >= 0);
@@ -262,10 +228,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         for (int i = 0; i < 4; i++)
           if (h * 8 + p.quad * 2 + (i & 1) + below > p.row + (i >> 1) * 8) x[h][i] = 0.f;
     };
-    auto to_lanes = [&](const float (&x)[4][4], int half, int row) {
+    auto to_lanes = [&](const float (&x)[4][4], int half, int row, float* tile) {
 #pragma unroll
       for (int nt = 0; nt < 4; nt++)
-        *(float2_*)&u_tile[(p.row + row) * U_ROW + nt * 8 + p.quad * 2] = {x[nt][2 * half], x[nt][2 * half + 1]};
+        *(float2_*)&tile[(p.row + row) * U_ROW + nt * 8 + p.quad * 2] = {x[nt][2 * half], x[nt][2 * half + 1]};
     };
     Pair cross[NG];  // early tokens' reads by late ones, transposed
     A16 pt;
@@ -303,71 +269,17 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       pt = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
     }
 
-    // Errors and responsibilities, as the forward had them.
-    float delta[C], r[C], pi[C], gk[C];
-    to_lanes(U, 0, 0), to_lanes(U, 1, 8);
-    sync_warp();
-    load_column<TX, 1>(delta, s + STAGE_V, p);
-    float ku[C], qs[C], read[C], alpha[C], written[C];  // by column: k · W and q · W, what each token reads, decays, and c
-    if constexpr (BY_COLUMN) {
-      load_decay(alpha, s + STAGE_D, a.decay, t0 * H + head, H, valid, p);
-      load_kept_column(written, a.kept_c + chunk_unit * NS * 64, p);
-#pragma unroll
-      for (int t = 0; t < C; t++) ku[t] = u_tile[t * U_ROW + p.column];
-      sync_warp();
-      to_lanes(S, 0, 0), to_lanes(S, 1, 8);
-      sync_warp();
-      float w[C], gamma = 1.f;
-#pragma unroll
-      for (int t = 0; t < C; t++) {
-        qs[t] = u_tile[t * U_ROW + p.column];
-        float u = (POST ? gamma : gamma * alpha[t]) * ku[t], x = 0.f;
-#pragma unroll
-        for (int i = 0; i < t; i++) x += a_tile[t * C + i] * w[i];
-        u += POST ? x : alpha[t] * x;
-        gamma *= alpha[t];
-#pragma unroll
-        for (int i = 0; i < t; i++) w[i] *= alpha[t];
-        w[t] = written[t];
-        read[t] = gamma * qs[t];
-#pragma unroll
-        for (int i = 0; i <= t; i++) read[t] += a_tile[C * C + t * C + i] * w[i];
-        delta[t] = (DEAD && !p.alive ? 0.f : delta[t]) - u;
-      }
-    }
-#pragma unroll
-    for (int t = 0; t < C && !BY_COLUMN; t++) delta[t] = (DEAD && !p.alive ? 0.f : delta[t]) - u_tile[t * U_ROW + p.column];
-    sync_warp();
-    if constexpr (KEY_GATE || !NORMALIZE) load_prior(pi, s + STAGE_LK, u_tile, p); else load_column<TB, J>(pi, s + STAGE_LK, p);
-    if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
-    {
-      float last = r_before;
-#pragma unroll
-      for (int t = 0; t < C; t++) {
-        float z = log_prior(pi[t], p), y = -0.5f * LOG2E * delta[t] * delta[t];
-        if constexpr (KEY_GATE) {
-          float prior = max_nan((1.f - gk[t]) * last + gk[t] * pi[t], TINY);
-          last = NORMALIZE ? share(DEAD && !p.alive ? NEVER : lg2(prior) + y) : prior * ex2(y);
-          if (DEAD && !p.alive) last = 0.f;
-          r[t] = last;
-        } else {
-          r[t] = NORMALIZE ? share(z + y) : pi[t] * ex2(y);
-        }
-      }
-    }
-
-    // The query side: dρ and what follows from it, and dS = ρ do.
-    A16 ds_tokens[2], ds_columns[2];
-    float dS[C];
-    if constexpr (LANE_MIX) {
+    // The query side: dρ and what follows from it, and dS = ρ do. By lanes it comes first where it can, for the registers.
+    float read[C], dS[C];  // what each token reads, and its adjoint
+    auto mix_by_lanes = [&] {
       if constexpr (!BY_COLUMN) {
-        to_lanes(S, 0, 0), to_lanes(S, 1, 8);
+        to_lanes(S, 0, 0, u_tile), to_lanes(S, 1, 8, u_tile);
         sync_warp();
 #pragma unroll
         for (int t = 0; t < C; t++) read[t] = u_tile[t * U_ROW + p.column];
         sync_warp();
       }
-      float lq[C], gq[C], dout[C], mix[C], rho = rho_before;
+      float lq[C], gq[C], dout[C], mix[C], dgate[4], rho = rho_before;
       load_column<TX, 1>(dout, s + STAGE_O, p);
       if (QUERY_GATE) load_column<TB, 1>(gq, s + STAGE_GQ, p);
       load_prior(lq, s + STAGE_LQ, u_tile, p);
@@ -387,19 +299,125 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         if (DEAD && !p.alive) back = 0.f;
         if constexpr (QUERY_GATE) {
           back += drho;
-          float dg = sum_mixtures(back * (lq[t] - (t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before)));
-          put_gradient<TB, 1>(s + STAGE_GQ, p, t, dg);
+          dgate[t % 4] = back * (lq[t] - (t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before));
+          if (t % 4 == 0) put_sums<TB>(s + STAGE_GQ, p, t, dgate);
           drho = (1.f - gq[t]) * back;
           back *= gq[t];
         }
-        put_gradient<TB, J, BY_TOKEN>(s + STAGE_LQ, p, t, lq[t] * (back - sum_mixtures(lq[t] * back)));
+        put_gradient<TB, BY_TOKEN>(s + STAGE_LQ, p, t, lq[t] * (back - sum_mixtures(lq[t] * back)));
       }
       sync_warp();
+    };
+    if constexpr (LANE_MIX && !BY_COLUMN) mix_by_lanes();
+
+    // Errors and responsibilities, as the forward had them.
+    float *error_tile = (float*)(mine + WARP_ERROR), *r_tile = (float*)(mine + WARP_R), *prior_tile = (float*)(mine + WARP_PRIOR);
+    typedef typename PerToken<BY_COLUMN>::type Column;
+    Column delta(error_tile + p.column), r(r_tile + p.column), pi(prior_tile + p.column);
+    float gk[C], ku[C], qs[C], alpha[C], written[C];  // by column: gates, k · W and q · W, decays, and c
+    // Of a token whose key gate is g: the responsibility, from that of the token before.
+    auto share_of = [&](int t, float g, float last) {
+      const float y = -0.5f * LOG2E * delta[t] * delta[t];
+      if constexpr (KEY_GATE) {
+        const float prior = max_nan((1.f - g) * last + g * pi[t], TINY);
+        last = NORMALIZE ? share(DEAD && !p.alive ? NEVER : lg2(prior) + y) : prior * ex2(y);
+      } else if constexpr (NORMALIZE) {
+        last = J == 1 ? 1.f : share(log_prior(pi[t], p) + y);
+      } else {
+        last = pi[t] * ex2(y);
+      }
+      return DEAD && !p.alive ? 0.f : last;
+    };
+    if constexpr (SHARES_BY_TOKEN) {
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int b = 0; b < DB; b++) {
+          const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
+          float x[JT], y[JT], v0 = 0.f, v1 = 0.f;
+          if (V >= DPW || d < V) load2((const TX*)(s + STAGE_V + t * V_ROW) + p.warp * DPW + d, v0, v1);
+          logits_of(x, y, s + STAGE_LK, t, b, p);
+#pragma unroll
+          for (int i = 0; i < JT; i++) {
+            const int n = i * DB + b;
+            float left = v0 - U[n][2 * h], right = v1 - U[n][2 * h + 1];
+            if (DEAD && x[i] == NEVER) {
+              left = right = 0.f;
+            } else {
+              x[i] -= 0.5f * LOG2E * left * left, y[i] -= 0.5f * LOG2E * right * right;
+            }
+            *(float2_*)&error_tile[t * U_ROW + n * 8 + p.quad * 2] = {left, right};
+          }
+          softmax_tile(x, y);
+#pragma unroll
+          for (int i = 0; i < JT; i++) *(float2_*)&r_tile[t * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[i], y[i]};
+        }
+      sync_warp();
+    } else if constexpr (BY_COLUMN) {
+      to_lanes(U, 0, 0, u_tile), to_lanes(U, 1, 8, u_tile);
+      sync_warp();
+      float v[C], prior[C], last = r_before;
+      load_column<TX, 1>(v, s + STAGE_V, p);
+      load_decay(alpha, s + STAGE_D, a.decay, t0 * H + head, H, valid, p);
+      load_kept_column(written, a.kept_c + chunk_unit * NS * 64, p);
+#pragma unroll
+      for (int t = 0; t < C; t++) ku[t] = u_tile[t * U_ROW + p.column];
+      sync_warp();
+      to_lanes(S, 0, 0, u_tile), to_lanes(S, 1, 8, u_tile);
+      sync_warp();
+      float w[C], gamma = 1.f;
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        qs[t] = u_tile[t * U_ROW + p.column];
+        float u = (POST ? gamma : gamma * alpha[t]) * ku[t], x = 0.f;
+#pragma unroll
+        for (int i = 0; i < t; i++) x += a_tile[t * C + i] * w[i];
+        u += POST ? x : alpha[t] * x;
+        gamma *= alpha[t];
+#pragma unroll
+        for (int i = 0; i < t; i++) w[i] *= alpha[t];
+        w[t] = written[t];
+        read[t] = gamma * qs[t];
+#pragma unroll
+        for (int i = 0; i <= t; i++) read[t] += a_tile[C * C + t * C + i] * w[i];
+        delta[t] = (DEAD && !p.alive ? 0.f : v[t]) - u;
+      }
+      sync_warp();
+      if constexpr (KEY_GATE || !NORMALIZE) load_prior(prior, s + STAGE_LK, u_tile, p); else load_column<TB, J>(prior, s + STAGE_LK, p);
+      if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
+#pragma unroll
+      for (int t = 0; t < C; t++) pi[t] = prior[t], r[t] = last = share_of(t, gk[t], last);
+    } else {
+      to_lanes(U, 0, 0, error_tile), to_lanes(U, 1, 8, error_tile);
+      sync_warp();
+      if constexpr (J > 1) put_prior(prior_tile, s + STAGE_LK, p);
+      float last = r_before;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        float v[8], g[8];
+        load_half_column<TX, 1>(v, s + STAGE_V, half, p);
+        if (KEY_GATE) load_half_column<TB, 1>(g, s + STAGE_GK, half, p);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          const int t = half * 8 + i;
+          if (J == 1 && (KEY_GATE || !NORMALIZE)) pi[t] = 1.f;
+          delta[t] = (DEAD && !p.alive ? 0.f : v[i]) - delta[t];
+          r[t] = last = share_of(t, g[i], last);
+        }
+      }
+    }
+
+    A16 ds_tokens[2], ds_columns[2];
+    auto load_ds = [&] {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         ds_tokens[i] = load_tokens_operand(ds_tile, i * 16, p.lane);
         ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);
       }
+    };
+    if constexpr (BY_COLUMN) mix_by_lanes();
+    if constexpr (LANE_MIX) {
+      load_ds();
     } else {
 #pragma unroll
       for (int h = 0; h < 2; h++)
@@ -452,41 +470,44 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
 
     // The substitution in reverse.
-    const float* blocks = BY_KEY ? decay.blocks + (J + (p.j < J ? p.j : 0)) * 128 : a_tile;
+    const float* blocks = BY_KEY ? decay.blocks + (J + (p.j < J ? p.j : 0)) * BLOCKS_STRIDE : a_tile;
     if (KEY_GATE && chunk == chunks - 1) m *= r[C - 1];
-    float beta[C];
-    load_column<TB, J>(beta, s + STAGE_BETA, p);
-    if (DEAD && !p.alive)
-#pragma unroll
-      for (int t = 0; t < C; t++) beta[t] = 0.f;
-    sync_warp();
-    auto extra_of = [&](int t) {  // what the statistics add to r dr
-      return STATS && t < valid ? r[t] * (dusage_k - (LN2 * lg2(max_nan(r[t], TINY)) + 1.f) * dspread_k) : 0.f;
+    auto before = [&](int t) { return t > 0 ? r[t > 0 ? t - 1 : 0] : r_before; };
+    auto extra_of = [&](int t, float r) {  // what the statistics add to r dr
+      return STATS && t < valid ? r * (dusage_k - (LN2 * lg2(max_nan(r, TINY)) + 1.f) * dspread_k) : 0.f;
     };
-    auto stay_of = [&](int t) {  // how much of the adjoint of log r goes on to the token before
-      float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before;
-      return (1.f - gk[t]) * last * rcp(max_nan((1.f - gk[t]) * last + gk[t] * pi[t], TINY));
+    auto stay_of = [&](int t, float g) {  // how much of the adjoint of log r goes on to the token before
+      const float last = before(t);
+      return (1.f - g) * last * rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
     };
-    // What a token's adjoints e, du, dz give its inputs; m of the initial state is that of r itself.
-    auto put_gradients = [&](int t, float e, float du, float dz) {
-      put_gradient<TB, J>(s + STAGE_BETA, p, t, e * r[t] * delta[t]);
-      put_gradient<TX, 1>(s + STAGE_O, p, t, -sum_mixtures(du));  // dv; in full precision, for its terms cancel
+    // What a token's adjoints e, du, dz give its inputs, from the last token to the first; m of the initial state is that of
+    // r itself.
+    float dv[4], dgate[4];
+    auto put_gradients = [&](int t, float r_delta, float g, float e, float du, float dz) {
+      put_gradient<TB>(s + STAGE_BETA, p, t, e * r_delta);
+      dv[t % 4] = -du;  // summed in full precision, for its terms cancel
+      if (t % 4 == 0) put_sums<TX>(s + STAGE_O, p, t, dv);
       if constexpr (KEY_GATE) {
-        float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before, g = gk[t];
-        float inverse = rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
-        put_gradient<TB, 1>(s + STAGE_GK, p, t, sum_mixtures(finite(dz * ((pi[t] - last) * inverse))));
-        float dpi = g * pi[t] * inverse * dz;
-        put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, dpi - pi[t] * sum_mixtures(dpi));
+        const float last = before(t), prior = pi[t], inverse = rcp(max_nan((1.f - g) * last + g * prior, TINY));
+        dgate[t % 4] = finite(dz * ((prior - last) * inverse));
+        if (t % 4 == 0) put_sums<TB>(s + STAGE_GK, p, t, dgate);
+        const float dpi = g * prior * inverse * dz;
+        put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, dpi - prior * sum_mixtures(dpi));
         if (t == 0 && chunk == 0) m = finite(dz * ((1.f - g) * inverse));  // of the initial r itself
       } else {
-        put_gradient<TB, J, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - pi[t] * sum_mixtures(dz));
+        put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - pi[t] * sum_mixtures(dz));
       }
     };
     if constexpr (BY_COLUMN) {
       // Reads by later tokens, decayed back to the token at hand: X of S, Y of u. flow: what passes each token's decay, as
       // differences, and to_end the decay from this token to the chunk's end.
       float X[C], Y[C], e0[C], flow[C], to_end = 1.f, du[C];
-      to_lanes(E, 0, 0), to_lanes(E, 1, 8);
+      float beta[C];
+      load_column<TB, J>(beta, s + STAGE_BETA, p);
+      if (DEAD && !p.alive)
+#pragma unroll
+        for (int t = 0; t < C; t++) beta[t] = 0.f;
+      to_lanes(E, 0, 0, u_tile), to_lanes(E, 1, 8, u_tile);
       sync_warp();
 #pragma unroll
       for (int t = 0; t < C; t++) e0[t] = u_tile[t * U_ROW + p.column], flow[t] = 0.f;
@@ -505,12 +526,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
         flow[t] -= out * c;
         const float br = beta[t] * r[t];
-        float x = br * delta[t] * e + extra_of(t) + (KEY_GATE ? m : 0.f);
+        float x = br * delta[t] * e + extra_of(t, r[t]) + (KEY_GATE ? m : 0.f);
         float dz = NORMALIZE ? x - r[t] * over_mixtures(x) : x;
         if (DEAD && !p.alive) dz = 0.f;
         du[t] = delta[t] * dz - br * e;
-        if constexpr (KEY_GATE) m = stay_of(t) * dz;
-        put_gradients(t, e, du[t], dz);
+        if constexpr (KEY_GATE) m = stay_of(t, gk[t]) * dz;
+        put_gradients(t, r[t] * delta[t], gk[t], e, du[t], dz);
         X[t] = dS[t], Y[t] = du[t];
 #pragma unroll
         for (int i = t; i < C; i++) {
@@ -551,7 +572,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
       for (int t = C - 1; t >= 0; t--) {
         if (t < C - 1) flow[t] += flow[t < C - 1 ? t + 1 : t];
-        if constexpr (DECAY == 2) put_gradient<TD, J>(s + STAGE_D, p, t, flow[t]);
+        if constexpr (DECAY == 2) put_gradient<TD>(s + STAGE_D, p, t, flow[t]);
         if (DECAY == 3 && p.alive && t < valid)
           ((float*)a.ddecay)[(((t0 + t) * H + head) * J + p.j) * V + first + p.d] = flow[t];
       }
@@ -617,27 +638,28 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           E[nt][0] = more[0], E[nt][1] = more[1];
         }
       }
-      to_lanes(E, half, 0);
+      to_lanes(E, half, 0, u_tile);
       sync_warp();
       // dz = x - r Σ x with x = β r δ e + more, and du = δ dz - β r e: of these only Σ x waits for the token after.
-      float e[8], du[8], dz[8], stay[8], extra[8];
+      float e[8], du[8], dz[8], stay[8], rd[8], beta[8], g[8];
+      load_half_column<TB, J>(beta, s + STAGE_BETA, half, p);
+      if (KEY_GATE) load_half_column<TB, 1>(g, s + STAGE_GK, half, p);
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        const int t = half * 8 + i;
         e[i] = u_tile[i * U_ROW + p.column];
-        extra[i] = extra_of(t);
-        if constexpr (KEY_GATE) stay[i] = stay_of(t);
+        if constexpr (KEY_GATE) stay[i] = stay_of(half * 8 + i, g[i]);
+        if (DEAD && !p.alive) beta[i] = 0.f;
       }
 #pragma unroll
       for (int i = 7; i >= 0; i--) {
-        const int t = half * 8 + i;
-        const float br = beta[t] * r[t], rd = r[t] * delta[t];
-        float x = br * delta[t] * e[i];
-        if (STATS || KEY_GATE) x += KEY_GATE ? extra[i] + m : extra[i];
-        float part = delta[t] * x - br * e[i];
+        const float share = r[half * 8 + i], error = delta[half * 8 + i], br = beta[i] * share;
+        rd[i] = share * error;
+        float x = br * error * e[i];
+        if (STATS || KEY_GATE) x += extra_of(half * 8 + i, share) + (KEY_GATE ? m : 0.f);
+        float part = error * x - br * e[i];
         if constexpr (NORMALIZE) {
           float sum = over_mixtures(x);
-          du[i] = part - rd * sum, dz[i] = x - r[t] * sum;
+          du[i] = part - rd[i] * sum, dz[i] = x - share * sum;
         } else {
           du[i] = part, dz[i] = x;
         }
@@ -655,7 +677,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       put_column(du_tile, p, half, du);
       sync_warp();
 #pragma unroll
-      for (int i = 0; i < 8; i++) put_gradients(half * 8 + i, e[i], du[i], dz[i]);
+      for (int i = 7; i >= 0; i--) put_gradients(half * 8 + i, rd[i], g[i], e[i], du[i], dz[i]);
     }
     }
 

@@ -4,160 +4,69 @@
 #pragma once
 #include "layout.cuh"
 
-// One channel, of key dims or of columns, over the 16 tokens of a chunk.
-struct Channel {
-  float pre[C];  // product of the decays from the start of the block up to and with this token's
-  float suf[C];  // product of those of the tokens after this one to the end of the block
+// One channel, of key dims or of columns, over the 16 tokens of a chunk or a half of them.
+template <int N> struct ChannelOf {
+  float pre[N];  // product of the decays from the start of the block up to and with this token's
+  float suf[N];  // product of those of the tokens after this one to the end of the block
 
-  DEVICE void load(const char* tile, int j, int dim) {
+  DEVICE void load(const float (&alpha)[N]) {
 #pragma unroll
-    for (int t = 0; t < C; t++) {
-      pre[t] = ex2(LOG2E * to_float(*(const TD*)(tile + (t * J + j) * D_ROW + dim * sizeof(TD))));
-      suf[t] = 1.f;
-    }
-  }
-  DEVICE void load(const float (&alpha)[C]) {
-#pragma unroll
-    for (int t = 0; t < C; t++) pre[t] = alpha[t], suf[t] = 1.f;
+    for (int t = 0; t < N; t++) pre[t] = alpha[t], suf[t] = 1.f;
   }
   // What a reader of errors at token t sees of the blocks before its own, inside its own block.
   DEVICE float read(int t, int level) const {
     if (!POST) return pre[t];
-    return t % (1 << level) == 0 ? 1.f : pre[t - 1];
+    return t % (1 << level) == 0 ? 1.f : pre[t > 0 ? t - 1 : 0];
   }
   // Blocks twice as long.
   DEVICE void widen(int level) {
     int size = 1 << level;
 #pragma unroll
-    for (int b = 0; b < C; b += 2 * size) {
+    for (int b = 0; b < N; b += 2 * size) {
       float early = pre[b + size - 1], late = pre[b + 2 * size - 1];
 #pragma unroll
       for (int i = 0; i < size; i++) pre[b + size + i] *= early, suf[b + i] *= late;
     }
   }
 };
+typedef ChannelOf<C> Channel;
 DEVICE bool is_late(int t, int level) { return (t >> level) & 1; }
 DEVICE bool is_split(int t, int s, int level) { return is_late(t, level) && (s >> level) == (t >> level) - 1; }
 
 constexpr int GROUP_TILE = NS * OPERAND_TILE;
-constexpr int LEVEL_BYTES = J * 2 * GROUP_TILE;  // keys and queries of one level
 constexpr int GRAM_ROW = PAIR_ROW, GRAM_PLANE = C * GRAM_ROW, GRAM_TILE = NS * GRAM_PLANE;
 
-// What the products of a chunk need, ready for use. Made by all threads of a block, for all chunks at once, in prepare.cu.
+// What the products of a chunk need, ready for use. Made for all chunks at once, in prepare.cu.
 struct KeyDecay {
   char *keys_u, *queries, *keys_end, *A, *P;  // operands [J][plane][16, ..]
   float *total, *blocks;  // [J, K]; diagonal blocks of A, [J][half][writer][reader], then the same by reader
 };
-constexpr int KEY_DECAY_BYTES = BY_KEY ? 3 * J * GROUP_TILE + 2 * J * GRAM_TILE + J * KP * 4 + J * 4 * 64 * 4 : 0;
+// Between the blocks of mixtures, which lanes read at once: they fall into different banks. Shorter than the blocks, for
+// nobody reads the last row by writer or the first by reader.
+constexpr int BLOCKS_STRIDE = 2 * 64 - 4;
+// The part that takes a state to the chunk's end, and that of the Gram matrices.
+constexpr int READY_STATE = 2 * J * GROUP_TILE, READY_STATE_BYTES = J * GROUP_TILE + J * KP * 4;
+constexpr int READY_GRAMS = READY_STATE + READY_STATE_BYTES, READY_GRAMS_BYTES = 2 * J * GRAM_TILE + J * 4 * 64 * 4;
+constexpr int KEY_DECAY_BYTES = BY_KEY ? READY_GRAMS + READY_GRAMS_BYTES : 0;
 DEVICE KeyDecay key_decay_at(char* p) {
   KeyDecay d;
   d.keys_u = p, p += J * GROUP_TILE;
   d.queries = p, p += J * GROUP_TILE;
   d.keys_end = p, p += J * GROUP_TILE;
+  d.total = (float*)p, p += J * KP * 4;
   d.A = p, p += J * GRAM_TILE;
   d.P = p, p += J * GRAM_TILE;
-  d.total = (float*)p, p += J * KP * 4;
   d.blocks = (float*)p;
   return d;
 }
-// Fetch it for one chunk, from where it lies as it will be used; zeros for a chunk that is not there.
+// Fetch it for one chunk, or a part of it, from where it lies as it will be used; zeros for a chunk that is not there.
+template <int FROM = 0, int BYTES = KEY_DECAY_BYTES>
 DEVICE void fetch_prepared(char* to, const uint4_* prepared, i64 unit, bool there) {
+  const uint4_* from = prepared + (there ? unit * (KEY_DECAY_BYTES / 16) : 0) + FROM / 16 + threadIdx.x;
+  to += (int)threadIdx.x * 16;
 #pragma unroll
-  for (int from = 0; from < KEY_DECAY_BYTES / 16; from += NT) {
-    int i = from + (int)threadIdx.x;
-    if (i < KEY_DECAY_BYTES / 16) copy_async(to + i * 16, prepared + (there ? unit * (KEY_DECAY_BYTES / 16) + i : 0), there);
-  }
-}
-constexpr int CHANNELS = (J * KP + NT - 1) / NT;  // per thread
-
-DEVICE void put_gram(char* tile, int t, int s, float x) {
-  Pair y = pack(x, 0.f);
-#pragma unroll
-  for (int i = 0; i < NS; i++) *(u16*)(tile + i * GRAM_PLANE + t * GRAM_ROW + s * 2) = (u16)y.x[i];
-}
-
-// The masked product of one level, or with level -1 the diagonal of q k^T, into a Gram matrix of mixture j.
-DEVICE void gram_level(const KeyDecay& d, const char* rows, const char* columns, int j, int level, bool of_keys, int lane) {
-  float m[2][4] = {};
-#pragma unroll
-  for (int ks = 0; ks < KS; ks++) {
-    A16 x = load_rows(rows, OPERAND_TILE, OPERAND_ROW, ks * 16, lane);
-    A16 y = load_rows(columns, OPERAND_TILE, OPERAND_ROW, ks * 16, lane);
-#pragma unroll
-    for (int h = 0; h < 2; h++) product(m[h], x, half_of(y, h));
-  }
-#pragma unroll
-  for (int h = 0; h < 2; h++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int t = (lane >> 2) + (i >> 1) * 8, s = h * 8 + (lane & 3) * 2 + (i & 1);
-      if (level < 0 ? t == s : is_split(t, s, level)) {
-        put_gram((of_keys ? d.A : d.P) + j * GRAM_TILE, t, s, m[h][i]);
-        if (of_keys && t / 8 == s / 8) {
-          d.blocks[(j * 2 + t / 8) * 64 + (s % 8) * 8 + t % 8] = m[h][i];
-          d.blocks[J * 128 + (j * 2 + t / 8) * 64 + (t % 8) * 8 + s % 8] = m[h][i];
-        }
-      }
-    }
-}
-
-// Everything of `KeyDecay` from the raw tiles of a chunk; `levels` is for two levels at a time.
-DEVICE void prepare(const KeyDecay& d, char* levels, const char* k_raw, const char* q_raw, const char* decay_raw, const Place& p) {
-  int tid = (int)threadIdx.x;
-  Channel channels[CHANNELS];
-#pragma unroll
-  for (int i = 0; i < CHANNELS; i++) {
-    int c = tid + i * NT;
-    if (c < J * KP) channels[i].load(decay_raw, c / KP, c % KP);
-  }
-#pragma unroll
-  for (int level = -1; level < 4; level++) {
-    char* buffer = levels + (level & 1) * LEVEL_BYTES;
-#pragma unroll
-    for (int i = 0; i < CHANNELS; i++) {
-      int c = tid + i * NT, j = c / KP, dim = c % KP;
-      if (c < J * KP) {
-#pragma unroll
-        for (int t = 0; t < C; t++) {
-          float k = to_float(*(const TX*)(k_raw + t * X_ROW + dim * sizeof(TX)));
-          float q = to_float(*(const TX*)(q_raw + t * X_ROW + dim * sizeof(TX)));
-          bool late = level < 0 || is_late(t, level);
-          float read = level < 0 ? 1.f : channels[i].read(t, level), write = level < 0 ? 1.f : channels[i].suf[t];
-          put_operand(buffer + (j * 2) * GROUP_TILE, t, dim, k * (late ? read : write));
-          put_operand(buffer + (j * 2 + 1) * GROUP_TILE, t, dim, late ? q * (level < 0 ? 1.f : channels[i].pre[t]) : 0.f);
-        }
-        if (level >= 0) channels[i].widen(level);
-      }
-    }
-    sync_block();
-    for (int task = p.warp; task < 2 * J; task += NW) {
-      int j = task >> 1;
-      bool of_keys = task & 1;
-      const char* keys = buffer + (j * 2) * GROUP_TILE;
-      if (level >= 0 || !of_keys) gram_level(d, of_keys ? keys : keys + GROUP_TILE, keys, j, level, of_keys, p.lane);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < CHANNELS; i++) {
-    int c = tid + i * NT, j = c / KP, dim = c % KP;
-    if (c < J * KP) {
-#pragma unroll
-      for (int t = 0; t < C; t++) {
-        float k = to_float(*(const TX*)(k_raw + t * X_ROW + dim * sizeof(TX)));
-        float q = to_float(*(const TX*)(q_raw + t * X_ROW + dim * sizeof(TX)));
-        put_operand(d.keys_u + j * GROUP_TILE, t, dim, k * channels[i].read(t, 4));
-        put_operand(d.queries + j * GROUP_TILE, t, dim, q * channels[i].pre[t]);
-        put_operand(d.keys_end + j * GROUP_TILE, t, dim, k * channels[i].suf[t]);
-      }
-      d.total[j * KP + dim] = channels[i].pre[C - 1];
-    }
-  }
-  sync_block();
-}
-// Gram matrices have zeros where nothing is ever written.
-DEVICE void clear(const KeyDecay& d) {
-  for (int i = (int)threadIdx.x; i < 2 * J * GRAM_TILE / 4; i += NT) ((u32*)d.A)[i] = 0;
-  for (int i = (int)threadIdx.x; i < J * 256; i += NT) d.blocks[i] = 0.f;
+  for (int i = 0; i < BYTES / 16; i += NT)
+    if (i + NT <= BYTES / 16 || i + (int)threadIdx.x < BYTES / 16) copy_async(to + i * 16, from + i, there);
 }
 
 // The decays of a chunk into a tile, where they are by key or output dim.
@@ -195,8 +104,8 @@ DEVICE void decay_state(float (&W)[2][KT][4], const KeyDecay& d, const Place& p)
     for (int h = 0; h < 2; h++)
 #pragma unroll
       for (int kt = 0; kt < KT; kt++) {
-        const float* total = d.total + group_of(2 * m + h) * KP + kt * 8 + p.quad * 2;
-        W[m][kt][2 * h] *= total[0], W[m][kt][2 * h + 1] *= total[1];
+        const float2_ total = *(const float2_*)&d.total[group_of(2 * m + h) * KP + kt * 8 + p.quad * 2];
+        W[m][kt][2 * h] *= total.x[0], W[m][kt][2 * h + 1] *= total.x[1];
       }
 }
 DEVICE void add_outer(float (&W)[2][KT][4], const A16 (&x)[2], const char* tiles, int row, int lane) {

@@ -232,7 +232,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
       const float* blocks = a_tile;
       Pair cross[NG];
       if constexpr (BY_KEY) {
-        blocks = decay.blocks + (p.j < J ? p.j : 0) * 128;
+        blocks = decay.blocks + (p.j < J ? p.j : 0) * BLOCKS_STRIDE;
 #pragma unroll
         for (int g = 0; g < NG; g++) {
           A16 x = load_rows(decay.A + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);

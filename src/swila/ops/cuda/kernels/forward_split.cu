@@ -1,10 +1,10 @@
 // The forward for bf16 without decay and two to four mixtures, its work split among the warps of a block.
 //
 // Some warps only substitute: a lane has one output dim with all its mixtures, so that nothing is exchanged between lanes.
-// The others have the state, 32 columns each, and do the matrix products: while a half of a chunk is substituted they read
-// out the chunk before, advance the state and begin the chunk after, and hand over errors, rates and priors ready for use.
+// The others have the state, 32 columns each, and do the matrix products: while a chunk is substituted they read out the
+// chunk before, advance the state and begin the chunk after, and hand over errors, rates and priors ready for use.
 // With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second,
-// small term waits for the substitution.
+// small term waits for the substitution. Rates and priors change hands by halves of a chunk, for want of shared memory.
 #define ALL_BY_TOKEN
 #include "forward.cuh"
 
@@ -14,17 +14,20 @@ constexpr int SOLVERS = (VB + 31) / 32, MIXERS = LANE_MIX ? SOLVERS : 0;  // war
 constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS);
 constexpr int WITH_SOLVERS = NT + 32 * SOLVERS;
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
-constexpr int GATES = KEY_GATE * C * VB * 4;
+constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
-constexpr int GRAMS = 32 * 4 + 2 * 32 * 16 + 128 * 4;     // of a chunk: operands A (a block), P, X as registers; blocks of A
+constexpr int GRAMS = 2 * 32 * 16 + C * C * 4;            // of a chunk: operands P and X as registers, A as floats
 constexpr int MIX = LANE_MIX * C * VB * JP * 4;
 constexpr int AT_U = STAGES * STAGE_BYTES, AT_C = AT_U + WIDE, AT_GRAMS = AT_C + 2 * WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS;
 constexpr int AT_BETA = AT_MIX + MIX, AT_PRIOR = AT_BETA + WIDE, AT_GATE = AT_PRIOR + WIDE;
 NEEDS(AT_GATE + GATES, ALL_THREADS)
 
-enum { HALF_PREDICTED = 1, ALL_PREDICTED, HALF_WRITTEN, ALL_WRITTEN, AMONG_PRODUCTS, MIXED };
+// PREPARED, REST_PREPARED: rates and priors of a chunk's first and second half. PREDICTED: its errors.
+enum { PREPARED = 1, REST_PREPARED, PREDICTED, HALF_DONE, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED };
 
 struct Vector { alignas(4 * JP) float x[JP]; };  // of the mixtures of one output dim
+// Where that of token t and output dim d lies in a tile of them; eight tokens of a few dims fall into different banks.
+DEVICE int vector_at(int t, int d) { return (t * VB + (d ^ (t & 1))) * JP * 4; }
 
 DEVICE void softmax(float (&z)[J]) {  // of logarithms to base 2
   float most = z[0], sum = 0.f;
@@ -60,7 +63,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
   for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     char* c_tile = shared + AT_C + (chunk & 1) * WRITTEN + warp * PAIR_PLANE;
-    const float* blocks = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 32 * 4 + 2 * 32 * 16);
+    const float* gram = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 2 * 32 * 16);
     const i64 t0 = w.span.begin + (i64)chunk * C;
     const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
     if (KEY_GATE && a.kept_c && alive) {
@@ -68,63 +71,67 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
       for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + kept_lane(j, column)] = j < J ? r[j < J ? j : 0] : 0.f;
     }
+    Vector rate, prior;
+    float stay = 0.f;
+    auto prepared = [&](int t) {
+      rate = *(const Vector*)(shared + AT_BETA + vector_at(t, dim));
+      prior = *(const Vector*)(shared + AT_PRIOR + vector_at(t, dim));
+      if (KEY_GATE) stay = *(const float*)(shared + AT_GATE + (t * GATE_ROW + dim) * 4);
+    };
+    await(PREPARED, WITH_SOLVERS);
+    prepared(0);
+    await(PREDICTED, WITH_SOLVERS);
+    float x[C][J], before[J];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      await(half ? ALL_PREDICTED : HALF_PREDICTED, half ? ALL_THREADS : WITH_SOLVERS);
-      float x[8][J];
-      u32 written[J][4];
+    for (int t = 0; t < C; t++) {
+      const Vector error = *(const Vector*)(shared + AT_U + vector_at(t, dim));
 #pragma unroll
-      for (int i = 0; i < 8; i++) {
-        const Vector error = *(const Vector*)(shared + AT_U + ((half * 8 + i) * VB + dim) * JP * 4);
-#pragma unroll
-        for (int j = 0; j < J; j++) x[i][j] = error.x[j];
-      }
-      float before[J];
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        const int t = half * 8 + i;
-        const Vector rate = *(const Vector*)(shared + AT_BETA + (t * VB + dim) * JP * 4);
-        const Vector prior = *(const Vector*)(shared + AT_PRIOR + (t * VB + dim) * JP * 4);
-        const float stay = KEY_GATE ? *(const float*)(shared + AT_GATE + (t * VB + dim) * 4) : 0.f;
-        float c[J];
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-          float z = prior.x[j];
-          if constexpr (KEY_GATE) {
-            z = max_nan(stay * r[j] + z, TINY);
-            if (NORMALIZE) z = lg2(z);
-          }
-          c[j] = rate.x[j] * x[i][j];
-          r[j] = NORMALIZE ? z - x[i][j] * x[i][j] : z * ex2(-x[i][j] * x[i][j]);
-        }
-        if constexpr (NORMALIZE) softmax(r);
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-          c[j] *= r[j];
-          if (STATS && t < valid) used[j] += r[j], spread[j] -= r[j] * LN2 * lg2(max_nan(r[j], TINY));
-        }
-#pragma unroll
-        for (int i4 = 0; i4 < 2; i4++)
-          if (i4 * 4 + 3 > i) {
-            float4_ row = *(const float4_*)&blocks[half * 64 + i * 8 + i4 * 4];
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-#pragma unroll
-              for (int j = 0; j < J; j++)
-                if (i4 * 4 + e > i) x[i4 * 4 + e][j] -= row.x[e] * c[j];
-          }
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-          if (i % 2) written[j][i / 2] = pack_bf16(before[j], c[j]);
-          before[j] = c[j];
-        }
-      }
-      if (alive)
-#pragma unroll
-        for (int j = 0; j < J; j++)
-          *(uint4_*)(c_tile + pair_row(j * DPW + column) + half * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
-      announce(half ? ALL_WRITTEN : HALF_WRITTEN, WITH_SOLVERS);
+      for (int j = 0; j < J; j++) x[t][j] = error.x[j];
     }
+    u32 written[J][4];
+#pragma unroll
+    for (int t = 0; t < C; t++) {
+      if (t == 8) {
+        announce(HALF_DONE, WITH_SOLVERS);
+        await(REST_PREPARED, WITH_SOLVERS);
+      }
+      if (t) prepared(t);
+      float c[J];
+#pragma unroll
+      for (int j = 0; j < J; j++) {
+        float z = prior.x[j];
+        if constexpr (KEY_GATE) {
+          z = max_nan(stay * r[j] + z, TINY);
+          if (NORMALIZE) z = lg2(z);
+        }
+        c[j] = rate.x[j] * x[t][j];
+        r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
+      }
+      if constexpr (NORMALIZE) softmax(r);
+#pragma unroll
+      for (int j = 0; j < J; j++) {
+        c[j] *= r[j];
+        if (STATS && t < valid) used[j] += r[j], spread[j] -= r[j] * LN2 * lg2(max_nan(r[j], TINY));
+      }
+#pragma unroll
+      for (int i = 0; i < C; i += 4)
+        if (i + 3 > t) {
+          float4_ row = *(const float4_*)&gram[t * C + i];
+#pragma unroll
+          for (int e = 0; e < 4; e++)
+#pragma unroll
+            for (int j = 0; j < J; j++)
+              if (i + e > t) x[i + e][j] -= row.x[e] * c[j];
+        }
+#pragma unroll
+      for (int j = 0; j < J; j++) {
+        if (t % 2) written[j][t % 8 / 2] = pack_bf16(before[j], c[j]);
+        before[j] = c[j];
+        if (t % 8 == 7 && alive)
+          *(uint4_*)(c_tile + pair_row(j * DPW + column) + t / 8 * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
+      }
+    }
+    announce(WRITTEN_ALL, WITH_SOLVERS);
   }
   if (alive) {
 #pragma unroll
@@ -153,8 +160,8 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
 #pragma unroll
       for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + 32 + kept_lane(j, column)] = j < J ? rho[j < J ? j : 0] : 0.f;
     }
-    await(ALL_PREDICTED, ALL_THREADS);  // the mix of the chunk before has been used then
-#pragma unroll
+    await(MIX_USED, NT + 32 * MIXERS);
+#pragma unroll 2
     for (int t = 0; t < C; t++) {
       float z[J];
       load_logits(z, s + STAGE_LQ, BY_TOKEN, t, dim);
@@ -167,7 +174,7 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
         m.x[j] = rho[j];
         if (STATS && t < valid) used[j] += rho[j], spread[j] -= rho[j] * LN2 * lg2(max_nan(rho[j], TINY));
       }
-      if (alive) *(Vector*)(shared + AT_MIX + (t * VB + dim) * JP * 4) = m;
+      if (alive) *(Vector*)(shared + AT_MIX + vector_at(t, dim)) = m;
     }
     announce(MIXED, NT + 32 * MIXERS);
   }
@@ -183,11 +190,12 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
 
 // The state and all products with it.
 DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Place& p) {
-  const Fetch fetch(a.H);
   const i64 H = a.H, start = w.span.begin, stop = w.span.end;
   const int first = w.vt * VB + p.warp * DPW;
   auto stage = [&](int chunk) { return shared + chunk % STAGES * STAGE_BYTES; };
   auto grams = [&](int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; };
+  const Fetch pieces(H);
+  auto fetch = [&](int chunk) { pieces(a, stage(chunk), start + (i64)chunk * C, stop, w.head, w.vt); };
   float W[2][KT][4];
   clear_state(W);
   if (a.W) load_state(W, a.W, w.unit, first, p);
@@ -212,10 +220,11 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
       char* to = grams(chunk);
       if (which == 0) {  // A: readers of this chunk, writers of this chunk; symmetric
-        ((u32*)to)[p.lane] = pack_bf16(m[0][2], m[0][3]);
-        float* blocks = (float*)(to + 32 * 4 + 2 * 32 * 16);
-        *(float2_*)&blocks[p.row * 8 + p.quad * 2] = {SCALE * m[0][0], SCALE * m[0][1]};
-        *(float2_*)&blocks[64 + p.row * 8 + p.quad * 2] = {SCALE * m[1][2], SCALE * m[1][3]};
+        float* gram = (float*)(to + 2 * 32 * 16) + p.row * C + p.quad * 2;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+          for (int i = 0; i < 2; i++) *(float2_*)&gram[i * 8 * C + h * 8] = {SCALE * m[h][2 * i], SCALE * m[h][2 * i + 1]};
       } else {
         if (which == 1)  // P: queries and keys of this chunk; X: keys of this and of the one before
 #pragma unroll
@@ -224,29 +233,34 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
             for (int i = 0; i < 4; i++)
               if (h * 8 + p.quad * 2 + (i & 1) > p.row + (i >> 1) * 8) m[h][i] = 0.f;
         A16 f = as_rows(m[0], m[1]);
-        ((uint4_*)(to + 32 * 4 + (which - 1) * 32 * 16))[p.lane] = {f.x[0][0], f.x[0][1], f.x[0][2], f.x[0][3]};
+        ((uint4_*)(to + (which - 1) * 32 * 16))[p.lane] = {f.x[0][0], f.x[0][1], f.x[0][2], f.x[0][3]};
       }
     }
   };
   auto gram_operand = [&](int chunk, int which) {
-    uint4_ x = ((const uint4_*)(grams(chunk) + 32 * 4 + which * 32 * 16))[p.lane];
+    uint4_ x = ((const uint4_*)(grams(chunk) + which * 32 * 16))[p.lane];
     return A16{{{x.x[0], x.x[1], x.x[2], x.x[3]}}};
   };
-  // Errors of a half, scaled so that log2 of their likelihood is minus their square.
-  auto give_errors = [&](const float (&u)[4][4], int chunk, int half) {
+  // Errors, scaled so that log2 of their likelihood is minus their square.
+  auto load_values = [&](float (&v)[2][DB][2], int chunk) {
 #pragma unroll
-    for (int b = 0; b < DB; b++) {
-      const int t = half * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
-      float v[2];
-      load2((const TX*)(stage(chunk) + STAGE_V + t * V_ROW) + d, v[0], v[1]);
+    for (int h = 0; h < 2; h++)
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        Vector y;
+      for (int b = 0; b < DB; b++)
+        load2((const TX*)(stage(chunk) + STAGE_V + (h * 8 + p.row) * V_ROW) + p.warp * DPW + b * 8 + p.quad * 2, v[h][b][0], v[h][b][1]);
+  };
+  auto give_errors = [&](const float (&u)[4][4], const float (&v)[2][DB][2]) {
 #pragma unroll
-        for (int i = 0; i < JT; i++) y.x[i] = SCALE * v[e] - SCALE * u[i * DB + b][2 * half + e];
-        *(Vector*)(shared + AT_U + (t * VB + d + e) * JP * 4) = y;
-      }
-    }
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int b = 0; b < DB; b++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          Vector y;
+#pragma unroll
+          for (int i = 0; i < JT; i++) y.x[i] = SCALE * v[h][b][e] - SCALE * u[i * DB + b][2 * h + e];
+          *(Vector*)(shared + AT_U + vector_at(h * 8 + p.row, p.warp * DPW + b * 8 + p.quad * 2 + e)) = y;
+        }
   };
   // Rates, for errors so scaled, and priors of a half; with a gate its share of both.
   auto give_rates = [&](int chunk, int half) {
@@ -274,56 +288,49 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const int at = (t * VB + d + e) * JP * 4;
+        const int at = vector_at(t, d + e);
         *(Vector*)(shared + AT_BETA + at) = rate[e], *(Vector*)(shared + AT_PRIOR + at) = prior[e];
-        if (KEY_GATE) *(float*)(shared + AT_GATE + (t * VB + d + e) * 4) = 1.f - g[e];
       }
+      if (KEY_GATE) *(float2_*)(shared + AT_GATE + (t * GATE_ROW + d) * 4) = {1.f - g[0], 1.f - g[1]};
     }
   };
   if constexpr (K_PADDED) {  // the key dims that are not there
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
     await(AMONG_PRODUCTS, NT);
   }
-#pragma unroll
-  for (int i = 0; i < 2; i++) fetch(a, stage(i), start + i * C, stop, w.head, w.vt);
+  fetch(0), fetch(1);
   copy_wait<1>();
   await(AMONG_PRODUCTS, NT);
   make_grams(0);  // its X, with a chunk that is not there, is not used
-  float u[4][4] = {}, begun[4][4], S[4][4];
+  float u[4][4] = {}, S[4][4], v[2][DB][2];
 #pragma unroll
   for (int ks = 0; ks < KS; ks++) {
     A16 kf = load_rows(stage(0) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
 #pragma unroll
     for (int nt = 0; nt < 4; nt++) product(u[nt], kf, state_operand(nt, ks));
   }
+  load_values(v, 0);
   give_rates(0, 0), give_rates(0, 1);
-  give_errors(u, 0, 0);
-  announce(HALF_PREDICTED, WITH_SOLVERS);
+  announce(PREPARED, WITH_SOLVERS);
+  give_errors(u, v);
+  announce(PREDICTED, WITH_SOLVERS);
+  announce(REST_PREPARED, WITH_SOLVERS);
+  if (LANE_MIX) announce(MIX_USED, NT + 32 * MIXERS);
 
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     const i64 t0 = start + (i64)chunk * C;
+    const bool more = chunk + 1 < w.chunks;
     const char *s = stage(chunk), *next = stage(chunk + 1), *c_tile = shared + AT_C + (chunk & 1) * WRITTEN + p.warp * PAIR_PLANE;
     copy_wait<0>();
-    await(HALF_WRITTEN, WITH_SOLVERS);
-    {
-      Pair c[4], none = {}, cross = {{((const u32*)grams(chunk))[p.lane]}};
-      load_half(c, c_tile, 0, p.lane);
-#pragma unroll
-      for (int nt = 0; nt < 4; nt++) {
-        float more[4] = {0.f, 0.f, u[nt][2], u[nt][3]};
-        product_k8(more, none, cross, c[nt]);
-        u[nt][2] = more[2], u[nt][3] = more[3];
-      }
-    }
-    give_errors(u, chunk, 1);
-    announce(ALL_PREDICTED, ALL_THREADS);
+    await(AMONG_PRODUCTS, NT);
 
-    // While the second half is substituted: what the state at the chunk's start gives.
-    fetch(a, stage(chunk + 2), t0 + 2 * C, stop, w.head, w.vt);
+    // While the chunk is substituted: what the state at its start gives.
+    fetch(chunk + 2);
+    make_grams(chunk + 1);
 #pragma unroll
     for (int nt = 0; nt < 4; nt++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) S[nt][i] = begun[nt][i] = 0.f;
+      for (int i = 0; i < 4; i++) S[nt][i] = u[nt][i] = 0.f;
 #pragma unroll
     for (int ks = 0; ks < KS; ks++) {
       A16 qf = load_rows(s + STAGE_Q, OPERAND_TILE, X_ROW, ks * 16, p.lane);
@@ -331,31 +338,28 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
 #pragma unroll
       for (int nt = 0; nt < 4; nt++) {
         B16 b = state_operand(nt, ks);
-        product(S[nt], qf, b), product(begun[nt], nf, b);
+        product(S[nt], qf, b), product(u[nt], nf, b);
       }
     }
-    make_grams(chunk + 1);
+    await(HALF_DONE, WITH_SOLVERS);
     give_rates(chunk + 1, 0);
-    await(ALL_WRITTEN, WITH_SOLVERS);
+    if (more) announce(PREPARED, WITH_SOLVERS);
+    load_values(v, chunk + 1);
+    const A16 x = gram_operand(chunk + 1, 1);
+    await(WRITTEN_ALL, WITH_SOLVERS);
     A16 c[2];
 #pragma unroll
     for (int m = 0; m < 2; m++) c[m] = load_columns_operand(c_tile, m * 16, p.lane);
-    {
-      const A16 x = gram_operand(chunk + 1, 1);
 #pragma unroll
-      for (int nt = 0; nt < 4; nt++) {
-        product(begun[nt], x, half_of(c[nt / 2], nt % 2));
-#pragma unroll
-        for (int i = 0; i < 4; i++) u[nt][i] = begun[nt][i];
-      }
-    }
-    if (chunk + 1 < w.chunks) {
-      give_errors(u, chunk + 1, 0);
-      announce(HALF_PREDICTED, WITH_SOLVERS);
+    for (int nt = 0; nt < 4; nt++) product(u[nt], x, half_of(c[nt / 2], nt % 2));
+    if (more) {
+      give_errors(u, v);
+      announce(PREDICTED, WITH_SOLVERS);
     }
 
     // While the first half of the next chunk is substituted: the state at this one's end, and what it read.
     give_rates(chunk + 1, 1);
+    if (more) announce(REST_PREPARED, WITH_SOLVERS);
     {
       const A16 pf = gram_operand(chunk, 0);
 #pragma unroll
@@ -386,8 +390,8 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         const int t = p.row + h * 8, d = b * 8 + p.quad * 2;
         float x[JT], y[JT], o0 = 0.f, o1 = 0.f;
         if constexpr (LANE_MIX) {
-          const char* m = shared + AT_MIX + (t * VB + p.warp * DPW + d) * JP * 4;
-          const Vector left = *(const Vector*)m, right = *(const Vector*)(m + JP * 4);
+          const Vector left = *(const Vector*)(shared + AT_MIX + vector_at(t, p.warp * DPW + d));
+          const Vector right = *(const Vector*)(shared + AT_MIX + vector_at(t, p.warp * DPW + d + 1));
 #pragma unroll
           for (int i = 0; i < JT; i++) x[i] = left.x[i], y[i] = right.x[i];
         } else {
@@ -397,6 +401,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         for (int i = 0; i < JT; i++) o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
         if (t0 + t < stop) store2(a.out + ((t0 + t) * H + w.head) * V + first + d, o0, o1);
       }
+    if (LANE_MIX && more) announce(MIX_USED, NT + 32 * MIXERS);
   }
   copy_wait<0>();
   if (a.W_out) store_state(a.W_out, W, w.unit, first, p);

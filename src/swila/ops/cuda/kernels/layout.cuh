@@ -279,6 +279,12 @@ DEVICE float sum_mixtures(float x) {
   for (int m = 1; m < JP; m *= 2) x += shfl_xor(x, m);
   return x;
 }
+// With four mixtures, of four tokens the sum of the one whose number is this lane's mixture: fewer shuffles than one by one.
+DEVICE float sum_of_four(const float (&x)[4], const Place& p) {
+  const bool odd = p.j & 1, late = p.j & 2;
+  float y = (odd ? x[1] : x[0]) + shfl_xor(odd ? x[0] : x[1], 1), z = (odd ? x[3] : x[2]) + shfl_xor(odd ? x[2] : x[3], 1);
+  return (late ? z : y) + shfl_xor(late ? y : z, 2);
+}
 // Logits to base 2, kept finite.
 DEVICE float log_prior(float logit, const Place& p) {
   float z = max_nan(logit * LOG2E, LEAST);
@@ -292,13 +298,10 @@ constexpr float SCALE = 0.84932180f, UNSCALE = 1.17741002f;
 // The softmax over mixtures of a tile of logits [token, J] rows for all 16 tokens, into a tile [token, column] of floats.
 // A lane has all mixtures of two output dims, so that it needs an exponential per column and few shuffles.
 constexpr int DB = DPW >= 8 ? DPW / 8 : 1, JT = 4 / DB;  // blocks of 8 output dims in a warp, tiles that share one
-DEVICE void softmax_tile(float (&x)[JT], float (&y)[JT]) {
+DEVICE void softmax_tile(float (&x)[JT], float (&y)[JT]) {  // of logarithms to base 2
   float most0 = NEVER, most1 = NEVER, sum0 = 0.f, sum1 = 0.f;
 #pragma unroll
-  for (int i = 0; i < JT; i++) {
-    if (!DEAD || x[i] != NEVER) x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
-    most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
-  }
+  for (int i = 0; i < JT; i++) most0 = max_nan(most0, x[i]), most1 = max_nan(most1, y[i]);
 #pragma unroll
   for (int m = DPW / 2; m > 0 && m < 4; m *= 2)
     most0 = max_nan(most0, shfl_xor(most0, m)), most1 = max_nan(most1, shfl_xor(most1, m));
@@ -313,23 +316,24 @@ DEVICE void softmax_tile(float (&x)[JT], float (&y)[JT]) {
 #pragma unroll
   for (int i = 0; i < JT; i++) x[i] *= sum0, y[i] *= sum1;
 }
-DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, int b, const Place& p) {
+DEVICE void logits_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, int b, const Place& p) {
   const int d = (b * 8 + p.quad * 2) % DPW;
 #pragma unroll
   for (int i = 0; i < JT; i++) {
     int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
     x[i] = y[i] = NEVER;
-    if (j < J && (V >= DPW || d < V)) load2((const TB*)(logits + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d, x[i], y[i]);
+    if (j < J && (V >= DPW || d < V)) {
+      load2((const TB*)(logits + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d, x[i], y[i]);
+      x[i] = max_nan(x[i] * LOG2E, LEAST), y[i] = max_nan(y[i] * LOG2E, LEAST);
+    }
   }
+}
+DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, int b, const Place& p) {
+  logits_of(x, y, logits, t, b, p);
   softmax_tile(x, y);
 }
-// The same for all 16 tokens of a lane's column; `tile` is for the exchange.
-DEVICE void load_prior(float (&pi)[C], const char* logits, float* tile, const Place& p) {
-  if constexpr (J == 1) {
-#pragma unroll
-    for (int t = 0; t < C; t++) pi[t] = 1.f;
-    return;
-  }
+// The same for all 16 tokens, into a tile [token, column].
+DEVICE void put_prior(float* tile, const char* logits, const Place& p) {
 #pragma unroll
   for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -340,6 +344,15 @@ DEVICE void load_prior(float (&pi)[C], const char* logits, float* tile, const Pl
       for (int i = 0; i < JT; i++) *(float2_*)&tile[(p.row + h * 8) * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[i], y[i]};
     }
   sync_warp();
+}
+// And of a lane's column; `tile` is for the exchange.
+DEVICE void load_prior(float (&pi)[C], const char* logits, float* tile, const Place& p) {
+  if constexpr (J == 1) {
+#pragma unroll
+    for (int t = 0; t < C; t++) pi[t] = 1.f;
+    return;
+  }
+  put_prior(tile, logits, p);
 #pragma unroll
   for (int t = 0; t < C; t++) pi[t] = DEAD && !p.alive ? 0.f : tile[t * U_ROW + p.column];
   sync_warp();

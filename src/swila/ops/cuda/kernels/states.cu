@@ -2,9 +2,9 @@
 // Only where a decay keeps the backward from walking the state back.
 #include "decay.cuh"
 
-constexpr int STAGE_K = 0, STAGE_D = C * X_ROW, STAGE_BYTES = BY_KEY ? KEY_DECAY_BYTES : STAGE_D + DECAY_TILE;
+constexpr int STAGE_K = 0, STAGE_D = C * X_ROW, STAGE_BYTES = BY_KEY ? READY_STATE_BYTES : STAGE_D + DECAY_TILE;
 constexpr int WARP_BYTES = BY_COLUMN ? NS * PAIR_PLANE + 32 * 4 : 0, OPERANDS = BY_COLUMN && !RAW ? NS * OPERAND_TILE : 0;
-NEEDS(STAGE_BYTES + OPERANDS + NW * WARP_BYTES, NT)
+NEEDS(2 * STAGE_BYTES + OPERANDS + NW * WARP_BYTES, NT)
 
 struct Arguments {
   const TX* k;
@@ -18,20 +18,20 @@ struct Arguments {
   i64 N, T, H;
 };
 
-KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
+KERNEL void __launch_bounds__(NT, KP <= 64 ? 2 : 1) swila_states(const Arguments a) {
   SHARED(shared);
   const Place p = place();
-  KeyDecay decay;
-  if constexpr (BY_KEY) decay = key_decay_at(shared);
-  char *operands = shared + STAGE_BYTES, *c_tile = operands + OPERANDS + p.warp * WARP_BYTES;
+  char *operands = shared + 2 * STAGE_BYTES, *c_tile = operands + OPERANDS + p.warp * WARP_BYTES;
   float* factors = (float*)(c_tile + NS * PAIR_PLANE);
-  const i64 block = blockIdx.x, H = a.H, T = a.T, head = block / VT % H, item = block / VT / H;
-  const int vt = (int)(block % VT), first = vt * VB + p.warp * DPW;
+  // A grid has fewer than 2^31 blocks, and divisions of 64 bits take long.
+  const u32 block = blockIdx.x / VT, heads = (u32)a.H;
+  const i64 H = a.H, T = a.T, head = block % heads, item = block / heads;
+  const int vt = (int)(blockIdx.x % VT), first = vt * VB + p.warp * DPW;
   Span span;
   i64 segment = 0;
   if (!a.bounds) {
-    i64 per = (T + SEGMENT - 1) / SEGMENT;
-    span = sequence(nullptr, item / per, T), segment = item % per;
+    const u32 per = (u32)((T + SEGMENT - 1) / SEGMENT);
+    span = sequence(nullptr, (u32)item / per, T), segment = (u32)item % per;
   } else if (item < a.N) {
     span = sequence(a.bounds, item, T);
   } else {
@@ -47,6 +47,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
   }
   const i64 warp_unit = (head * VT + vt) * NW + p.warp, warp_units = H * VT * NW;
   const i64 start = span.begin + segment * SEGMENT, stop = start + SEGMENT < span.end ? start + SEGMENT : span.end;
+  if (start >= stop) return;
 
   float W[2][KT][4];
   clear_state(W);
@@ -61,45 +62,73 @@ KERNEL void __launch_bounds__(NT, 1) swila_states(const Arguments a) {
   } else if (a.W) {
     load_state(W, a.W, span.n * H + head, first, p);
   }
-  for (int i = (int)threadIdx.x; i < STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
+  if constexpr (K_PADDED && !BY_KEY) {  // the key dims that are not there
+    for (int i = (int)threadIdx.x; i < 2 * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
+    sync_block();
+  }
 
   const Pieces<1, K * (int)sizeof(TX), X_ROW> key_pieces(H * K * sizeof(TX), 0);
   const DecayPieces pieces = decay_pieces(H);
-  for (i64 t0 = start; t0 < stop; t0 += C) {
+  // Chunks of a segment have rows one after the other.
+  const i64 row = chunk_row(a.bounds, span, segment * (SEGMENT / C), T), unit = row * warp_units + warp_unit;
+  const uint4_* ready = a.prepared + (row * H + head) * (KEY_DECAY_BYTES / 16);
+  uint4_* to = a.chunk_W + unit * STATE_PIECES * 32 + p.lane;
+  const uint4_* kept = a.kept_c + unit * NS * 64;
+  auto fetch = [&](char* stage, i64 t0) {
     const int valid = stop - t0 < C ? (int)(stop - t0) : C;
-    const i64 unit = chunk_row(a.bounds, span, (t0 - span.begin) / C, T) * warp_units + warp_unit;
-    sync_block();
     if constexpr (BY_KEY) {
-      fetch_prepared(shared, a.prepared, unit / warp_units * H + head, true);
+      fetch_prepared<READY_STATE, READY_STATE_BYTES>(stage, ready, 0, true);
+      ready += H * (KEY_DECAY_BYTES / 16);
     } else {
-      key_pieces.copy(shared + STAGE_K, a.k + (t0 * H + head) * K, valid);
-      fetch_decay(pieces, shared + STAGE_D, a.decay, t0 * H + head, vt, valid);
+      key_pieces.copy(stage + STAGE_K, a.k + (t0 * H + head) * K, valid);
+      fetch_decay(pieces, stage + STAGE_D, a.decay, t0 * H + head, vt, valid);
     }
-    copy_commit();
-    emit_state(a.chunk_W + unit * STATE_PIECES * 32, W, p.lane);
+  };
+  A16 c[2];  // what a chunk wrote
+  const u32* next_kept = (const u32*)kept + p.row * 8 + p.quad;
+  auto fetch_kept = [&]() {
+    Place origin = p;
+    origin.row = origin.quad = 0;
+#pragma unroll
+    for (int m = 0; m < 2; m++) c[m] = load_kept(next_kept, m * 16, origin);
+    next_kept += warp_units * NS * 256;
+  };
+  fetch(shared, start), copy_commit();
+  const int chunks = (int)((stop - start + C - 1) / C);
+  for (int chunk = 0; chunk < chunks; chunk++) {
+    const i64 t0 = start + chunk * C;
+    char* stage = shared + (chunk & 1) * STAGE_BYTES;
+    if constexpr (BY_KEY) fetch_kept();  // on its way while the state is emitted
     copy_wait<0>();
     sync_block();
-    const uint4_* kept = a.kept_c + unit * NS * 64;
-    A16 c[2];
+    if (chunk + 1 < chunks) fetch(shared + (~chunk & 1) * STAGE_BYTES, t0 + C);
+    copy_commit();
+    emit_state(to, W, 0);
+    to += warp_units * STATE_PIECES * 32;
+    sync_warp();  // a bound for the compiler, which else holds two states at once
     if constexpr (BY_KEY) {
-#pragma unroll
-      for (int m = 0; m < 2; m++) c[m] = load_kept((const u32*)kept, m * 16, p);
+      KeyDecay decay;
+      decay.keys_end = stage, decay.total = (float*)(stage + J * GROUP_TILE);
       decay_state(W, decay, p);
       add_outer(W, c, decay.keys_end, OPERAND_ROW, p.lane);
     } else {
+      const int valid = stop - t0 < C ? (int)(stop - t0) : C;
       float alpha[C], written[C], after = 1.f;
-      load_decay(alpha, shared + STAGE_D, a.decay, t0 * H + head, H, valid, p);
       load_kept_column(written, kept, p);
+      kept += warp_units * NS * 64;
+      load_decay(alpha, stage + STAGE_D, a.decay, t0 * H + head, H, valid, p);
 #pragma unroll
       for (int t = C - 1; t >= 0; t--) written[t] *= after, after *= alpha[t];
       put_columns(c_tile, p, written);
       factors[p.column] = after;
-      const char* k_tile = shared + STAGE_K;
-      if constexpr (!RAW) {
+      const char* k_tile = stage + STAGE_K;
+      if constexpr (RAW) {
+        sync_warp();
+      } else {
         as_operands(operands, k_tile);
         k_tile = operands;
+        sync_block();
       }
-      sync_block();
 #pragma unroll
       for (int m = 0; m < 2; m++) c[m] = load_columns_operand(c_tile, m * 16, p.lane);
       decay_rows(W, factors, p);

@@ -1,0 +1,67 @@
+// The backward's arguments, the tiles of a chunk, and how it is fetched and its gradients are taken away.
+#pragma once
+#include "decay.cuh"
+
+constexpr bool LANE_MIX = QUERY_GATE || STATS || BY_COLUMN;  // the query side is done by the lanes that own the columns
+
+// Responsibilities follow from errors by token, all mixtures of an output dim in one lane, unless each needs the one before.
+constexpr bool SHARES_BY_TOKEN = NORMALIZE && !KEY_GATE && !BY_COLUMN && J > 1;
+// Priors and such responsibilities are made by token, log-priors otherwise read by column.
+constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE || SHARES_BY_TOKEN ? BY_TOKEN : J * B_ROW;
+constexpr int STAGE_READY = 0, STAGE_K = KEY_DECAY_BYTES, STAGE_Q = STAGE_K + !BY_KEY * C * X_ROW;
+constexpr int STAGE_O = STAGE_Q + !BY_KEY * C * X_ROW, STAGE_BETA = STAGE_O + C * V_ROW;
+constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
+constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
+constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW, STAGE_D = STAGE_C;
+constexpr int STAGE_BYTES = DECAY ? STAGE_D + !BY_KEY * DECAY_TILE : STAGE_C + NW * NS * PAIR_PLANE;
+// Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
+constexpr int SUM_ROW = KP + 8;
+constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
+constexpr int WARP_ERROR = WARP_DS + NS * PAIR_PLANE, WARP_R = WARP_ERROR + !BY_COLUMN * C * U_ROW * 4;
+constexpr int WARP_PRIOR = WARP_R + !BY_COLUMN * C * U_ROW * 4;
+constexpr int EXCHANGE_BYTES = WARP_PRIOR + (!BY_COLUMN && (KEY_GATE || !NORMALIZE)) * C * U_ROW * 4, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
+constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
+constexpr bool W_SHARED = KP > 64 && !DECAY;  // two states are too much for the registers
+constexpr int WARP_C = WARP_A + (BY_COLUMN ? 2 * C * C : 2 * 64) * 4, WARP_W = WARP_C + BY_COLUMN * NS * PAIR_PLANE;
+constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
+constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
+constexpr int FIXED_BYTES = NW * WARP_BYTES + OPERANDS;
+constexpr int STAGES = FIXED_BYTES + 2 * STAGE_BYTES <= SHARED_LIMIT ? 2 : 1;
+NEEDS(STAGES * STAGE_BYTES + FIXED_BYTES, NT)
+
+struct Arguments {
+  const TX *q, *k, *v;
+  const TB *beta, *key_logits, *query_logits, *key_gate, *query_gate;
+  const INDEX* bounds;
+  const TX* dout;
+  const float *dW_out, *dr_out, *drho_out;  // adjoint of the final state, or null
+  const float* dstats;                      // of usage and entropy, keys then queries, per token: [4][H, J, V]
+  const float4_* kept_W;
+  const uint4_* kept_c;
+  const float* kept_mix;
+  const TD* decay;
+  const uint4_* prepared;                  // by key dim: what prepare.cu made of decays, keys and queries
+  const uint4_* chunk_W;                   // with a decay: states at the start of chunks
+  uint4_ *chunk_du, *chunk_ds, *chunk_dW;  // by key dim: to be written, du and dS like c, and dW at the end of chunks
+  TX *dq, *dk;
+  float* partial;  // with several blocks per head: their parts of dq and dk, [2][VT][tokens, H, K]
+  TX* dv;
+  TB *dbeta, *dkey_logits, *dquery_logits, *dkey_gate, *dquery_gate;
+  void* ddecay;  // by output dim: like the decay; by head: its parts [tokens, H, J, V], float
+  float *dW_in, *dr_in, *drho_in;  // adjoint of the initial state, or null
+  i64 N, T, H;
+};
+
+// What a lane has of each token of its column: in registers, or in a tile where these are short.
+struct InRegisters {
+  float x[C];
+  DEVICE InRegisters(float*) {}
+  DEVICE float& operator[](int t) { return x[t]; }
+};
+struct InTile {
+  float* x;
+  DEVICE InTile(float* column) : x(column) {}
+  DEVICE float& operator[](int t) const { return x[t * U_ROW]; }
+};
+template <bool> struct PerToken { typedef InTile type; };
+template <> struct PerToken<true> { typedef InRegisters type; };
