@@ -123,6 +123,7 @@ inline float ex2(float x) { return exp2f(x); }
 inline float lg2(float x) { return log2f(x); }
 inline float rcp(float x) { return 1.f / x; }
 inline float max_nan(float x, float y) { return x != x ? x : y != y ? y : x > y ? x : y; }
+inline u32 thread_again() { return threadIdx.x; }
 inline float as_float(u32 bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline u16 to_bf16_(float x) {
   u32 b;

@@ -65,32 +65,26 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     i64 left = span.end - span.begin - chunk * C;
     return chunk < 0 ? 0 : left < C ? (int)left : C;
   };
-  const Pieces<1, K * (int)sizeof(TX), X_ROW> keys(H * K * sizeof(TX), 0);
-  const Pieces<1, VB * (int)sizeof(TX), V_ROW> values(H * V * sizeof(TX), 0);
-  const Pieces<J, VB * (int)sizeof(TB), B_ROW> rates(H * J * V * sizeof(TB), V * sizeof(TB));
-  const Pieces<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN> key_logits(H * J * V * sizeof(TB), V * sizeof(TB));
-  const Pieces<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN> query_logits(H * J * V * sizeof(TB), V * sizeof(TB));
-  const Pieces<1, VB * (int)sizeof(TB), B_ROW> gates(H * V * sizeof(TB), 0);
-  const DecayPieces decays = decay_pieces(H);
   auto fetch_stage = [&](int stage, i64 chunk) {
     char* s = shared + stage * STAGE_BYTES;
     const int valid = valid_of(chunk);
+    const ChunkPieces pieces(H, thread_again());
     i64 row = (span.begin + chunk * C) * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
     if constexpr (BY_KEY) {
       fetch_prepared(s + STAGE_READY, a.prepared, chunk < 0 ? 0 : chunk_row(a.bounds, span, chunk, T) * H + head, chunk >= 0);
     } else {
-      keys.copy(s + STAGE_K, a.k + row * K, valid);
-      keys.copy(s + STAGE_Q, a.q + row * K, valid);
+      pieces.keys.copy(s + STAGE_K, a.k + row * K, valid);
+      pieces.keys.copy(s + STAGE_Q, a.q + row * K, valid);
     }
-    values.copy(s + STAGE_O, a.dout + narrow, valid);
-    values.copy(s + STAGE_V, a.v + narrow, valid);
-    rates.copy(s + STAGE_BETA, a.beta + wide, valid);
-    key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
-    query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
-    if (KEY_GATE) gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
-    if (QUERY_GATE) gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
+    pieces.values.copy(s + STAGE_O, a.dout + narrow, valid);
+    pieces.values.copy(s + STAGE_V, a.v + narrow, valid);
+    pieces.rates.copy(s + STAGE_BETA, a.beta + wide, valid);
+    pieces.key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
+    pieces.query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
+    if (KEY_GATE) pieces.gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
+    if (QUERY_GATE) pieces.gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
     if constexpr (BY_COLUMN) {
-      fetch_decay(decays, s + STAGE_D, a.decay, row, vt, valid);
+      fetch_decay(pieces.decays, s + STAGE_D, a.decay, row, vt, valid);
     } else if constexpr (!BY_KEY) {
       const uint4_* c = a.kept_c + (chunk < 0 ? 0 : (chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit) * NS * 64 + p.lane);
 #pragma unroll
@@ -156,7 +150,16 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
     for (int i = 0; i < 2; i++)
       c_columns[i] = DECAY ? load_kept((const u32*)(a.kept_c + chunk_unit * NS * 64), i * 16, p) : load_columns_operand(c_tile, i * 16, p.lane);
+    auto masked = [&](float (&x)[2][4], int below) {  // keep entries [t, s] with s + below <= t
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          if (h * 8 + p.quad * 2 + (i & 1) + below > p.row + (i >> 1) * 8) x[h][i] = 0.f;
+    };
     float U[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {};
+    Pair cross[NG];  // early tokens' reads by late ones, transposed
+    A16 af, pf, pt;
     if constexpr (DECAY != 0) {
 #pragma unroll
       for (int kk = 0; kk < KS / 2; kk++) {
@@ -184,6 +187,20 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           }
       }
     } else {
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++) {  // before all else, while registers are free
+        A16 kf = load_rows(k_tile, OPERAND_TILE, ROW, ks * 16, p.lane), qf = load_rows(q_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
+        B16 kh[2];
+        load_row_halves(kh[0], kh[1], k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++) product(gram_a[h], kf, kh[h]), product(gram_p[h], qf, kh[h]);
+      }
+      *(float2_*)&a_tile[p.row * 8 + p.quad * 2] = {gram_a[0][0], gram_a[0][1]};
+      *(float2_*)&a_tile[64 + p.row * 8 + p.quad * 2] = {gram_a[1][2], gram_a[1][3]};
+      cross[0] = pack(gram_a[1][0], gram_a[1][1]);
+      masked(gram_a, 1), masked(gram_p, 0);
+      af = as_rows(gram_a[0], gram_a[1]), pf = as_rows(gram_p[0], gram_p[1]);
+      pt = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
       A16 minus_c[2];
 #pragma unroll
       for (int i = 0; i < 2; i++)
@@ -196,8 +213,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         A16 kf = load_rows(k_tile, OPERAND_TILE, ROW, ks * 16, p.lane), qf = load_rows(q_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
         B16 kb[2];
         load_transposed(kb[0], kb[1], k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
-        product(gram_a[0], kf, half_of(kf, 0)), product(gram_a[1], kf, half_of(kf, 1));
-        product(gram_p[0], qf, half_of(kf, 0)), product(gram_p[1], qf, half_of(kf, 1));
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           float w[2][4];
@@ -221,20 +236,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       }
     }
-    auto masked = [&](float (&x)[2][4], int below) {  // keep entries [t, s] with s + below <= t
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          if (h * 8 + p.quad * 2 + (i & 1) + below > p.row + (i >> 1) * 8) x[h][i] = 0.f;
-    };
     auto to_lanes = [&](const float (&x)[4][4], int half, int row, float* tile) {
 #pragma unroll
       for (int nt = 0; nt < 4; nt++)
         *(float2_*)&tile[(p.row + row) * U_ROW + nt * 8 + p.quad * 2] = {x[nt][2 * half], x[nt][2 * half + 1]};
     };
-    Pair cross[NG];  // early tokens' reads by late ones, transposed
-    A16 pt;
     if constexpr (BY_COLUMN) {
 #pragma unroll
       for (int h = 0; h < 2; h++)
@@ -247,8 +253,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
       for (int nt = 0; nt < 4; nt++) {
         const int g = group_of(nt);
-        A16 af = load_rows(decay.A + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);
-        A16 pf = load_rows(decay.P + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);
+        af = load_rows(decay.A + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);
+        pf = load_rows(decay.P + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, 0, p.lane);
         product(U[nt], af, half_of(c_columns[nt / 2], nt % 2));
         product(S[nt], pf, half_of(c_columns[nt / 2], nt % 2));
         A16 at = load_rows_transposed(decay.A + g * GRAM_TILE, GRAM_PLANE, GRAM_ROW, p.lane);
@@ -256,63 +262,80 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         for (int i = 0; i < NS; i++) cross[g].x[i] = at.x[i][2];
       }
     } else {
-      *(float2_*)&a_tile[p.row * 8 + p.quad * 2] = {gram_a[0][0], gram_a[0][1]};
-      *(float2_*)&a_tile[64 + p.row * 8 + p.quad * 2] = {gram_a[1][2], gram_a[1][3]};
-      cross[0] = pack(gram_a[1][0], gram_a[1][1]);
-      masked(gram_a, 1), masked(gram_p, 0);
-      A16 af = as_rows(gram_a[0], gram_a[1]), pf = as_rows(gram_p[0], gram_p[1]);
 #pragma unroll
-      for (int nt = 0; nt < 4; nt++) {
-        product(U[nt], af, half_of(c_columns[nt / 2], nt % 2));
-        product(S[nt], pf, half_of(c_columns[nt / 2], nt % 2));
+      for (int i = 0; i < 2; i++) {
+        B16 c[2];
+        load_column_halves(c[0], c[1], c_tile, i * 16, p.lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++) product(U[2 * i + h], af, c[h]), product(S[2 * i + h], pf, c[h]);
       }
-      pt = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
     }
 
-    // The query side: dρ and what follows from it, and dS = ρ do. By lanes it comes first where it can, for the registers.
-    float read[C], dS[C];  // what each token reads, and its adjoint
+    float *error_tile = (float*)(mine + WARP_ERROR), *r_tile = (float*)(mine + WARP_R), *prior_tile = (float*)(mine + WARP_PRIOR);
+    typedef typename PerToken<BY_COLUMN>::type Column;
+
+    // The query side: dρ and what follows from it, and dS = ρ do. By lanes it comes first where it can, in tiles that are free.
+    Column read(error_tile + p.column);  // what each token reads
+    float dS[C];
     auto mix_by_lanes = [&] {
-      if constexpr (!BY_COLUMN) {
-        to_lanes(S, 0, 0, u_tile), to_lanes(S, 1, 8, u_tile);
-        sync_warp();
+      Column lq(r_tile + p.column), mix(u_tile + p.column);
+      if constexpr (BY_COLUMN) {
+        float prior[C];
+        load_prior(prior, s + STAGE_LQ, u_tile, p);
 #pragma unroll
-        for (int t = 0; t < C; t++) read[t] = u_tile[t * U_ROW + p.column];
-        sync_warp();
+        for (int t = 0; t < C; t++) lq[t] = prior[t];
+      } else {
+        to_lanes(S, 0, 0, error_tile), to_lanes(S, 1, 8, error_tile);
+        if constexpr (J > 1) put_prior(r_tile, s + STAGE_LQ, p); else sync_warp();
       }
-      float lq[C], gq[C], dout[C], mix[C], dgate[4], rho = rho_before;
-      load_column<TX, 1>(dout, s + STAGE_O, p);
-      if (QUERY_GATE) load_column<TB, 1>(gq, s + STAGE_GQ, p);
-      load_prior(lq, s + STAGE_LQ, u_tile, p);
+      float gq[8], dout[8], dgate[4], rho = rho_before;
+      auto load = [&](int half) {
+        load_half_column<TX, 1>(dout, s + STAGE_O, half, p);
+        if (QUERY_GATE) load_half_column<TB, 1>(gq, s + STAGE_GQ, half, p);
+        if (DEAD && !p.alive)
 #pragma unroll
-      for (int t = 0; t < C; t++) {
-        if (DEAD && !p.alive) dout[t] = 0.f;
-        rho = QUERY_GATE ? (1.f - gq[t]) * rho + gq[t] * lq[t] : lq[t];
-        mix[t] = rho;
-      }
+          for (int i = 0; i < 8; i++) dout[i] = 0.f;
+      };
 #pragma unroll
-      for (int t = 0; t < C; t++) dS[t] = mix[t] * dout[t];
-      put_columns(ds_tile, p, dS);
+      for (int half = 0; half < 2; half++) {
+        float out[8];
+        load(half);
 #pragma unroll
-      for (int t = C - 1; t >= 0; t--) {
-        float back = dout[t] * read[t];
-        if (STATS && t < valid) back += dusage_q - (LN2 * lg2(max_nan(mix[t], TINY)) + 1.f) * dspread_q;
-        if (DEAD && !p.alive) back = 0.f;
-        if constexpr (QUERY_GATE) {
-          back += drho;
-          dgate[t % 4] = back * (lq[t] - (t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before));
-          if (t % 4 == 0) put_sums<TB>(s + STAGE_GQ, p, t, dgate);
-          drho = (1.f - gq[t]) * back;
-          back *= gq[t];
+        for (int i = 0; i < 8; i++) {
+          const int t = half * 8 + i;
+          if (J == 1 && !BY_COLUMN) lq[t] = 1.f;
+          rho = QUERY_GATE ? (1.f - gq[i]) * rho + gq[i] * lq[t] : lq[t];
+          mix[t] = rho, out[i] = rho * dout[i];
+          if (BY_COLUMN) dS[t] = out[i];
         }
-        put_gradient<TB, BY_TOKEN>(s + STAGE_LQ, p, t, lq[t] * (back - sum_mixtures(lq[t] * back)));
+        put_column(ds_tile, p, half, out);
+      }
+#pragma unroll
+      for (int half = 1; half >= 0; half--) {
+        load(half);
+        sync_warp();
+#pragma unroll
+        for (int i = 7; i >= 0; i--) {
+          const int t = half * 8 + i;
+          const float prior = lq[t];
+          float back = dout[i] * read[t];
+          if (STATS && t < valid) back += dusage_q - (LN2 * lg2(max_nan(mix[t], TINY)) + 1.f) * dspread_q;
+          if (DEAD && !p.alive) back = 0.f;
+          if constexpr (QUERY_GATE) {
+            back += drho;
+            dgate[t % 4] = back * (prior - (t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before));
+            if (t % 4 == 0) put_sums<TB>(s + STAGE_GQ, p, t, dgate);
+            drho = (1.f - gq[i]) * back;
+            back *= gq[i];
+          }
+          put_gradient<TB, BY_TOKEN>(s + STAGE_LQ, p, t, prior * (back - sum_mixtures(prior * back)));
+        }
       }
       sync_warp();
     };
     if constexpr (LANE_MIX && !BY_COLUMN) mix_by_lanes();
 
     // Errors and responsibilities, as the forward had them.
-    float *error_tile = (float*)(mine + WARP_ERROR), *r_tile = (float*)(mine + WARP_R), *prior_tile = (float*)(mine + WARP_PRIOR);
-    typedef typename PerToken<BY_COLUMN>::type Column;
     Column delta(error_tile + p.column), r(r_tile + p.column), pi(prior_tile + p.column);
     float gk[C], ku[C], qs[C], alpha[C], written[C];  // by column: gates, k · W and q · W, decays, and c
     // Of a token whose key gate is g: the responsibility, from that of the token before.
@@ -407,17 +430,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       }
     }
 
-    A16 ds_tokens[2], ds_columns[2];
-    auto load_ds = [&] {
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        ds_tokens[i] = load_tokens_operand(ds_tile, i * 16, p.lane);
-        ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);
-      }
-    };
+    A16 ds_columns[2];
     if constexpr (BY_COLUMN) mix_by_lanes();
     if constexpr (LANE_MIX) {
-      load_ds();
+#pragma unroll
+      for (int i = 0; i < 2; i++) ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);
     } else {
 #pragma unroll
       for (int h = 0; h < 2; h++)
@@ -442,8 +459,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        ds_tokens[i] = as_rows(S[2 * i], S[2 * i + 1]);
         ds_columns[i] = stacked(as_columns(S[2 * i]), as_columns(S[2 * i + 1]));
+        put_columns_operand(ds_tile, ds_columns[i], i * 16, p);
       }
     }
     // E = k · dW + P^T dS
@@ -620,11 +637,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       for (int t = C - 1; t >= 0; t--) written[t] *= after, after *= alpha[t];
       put_columns(mine + WARP_C, p, written);
       sync_warp();
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        ds_tokens[i] = load_tokens_operand(ds_tile, i * 16, p.lane);
-        ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);
-      }
     } else {
 #pragma unroll
     for (int half = 1; half >= 0; half--) {
@@ -683,7 +695,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 
     A16 du_columns[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) du_columns[i] = load_columns_operand(du_tile, i * 16, p.lane);
+    for (int i = 0; i < 2; i++) {
+      du_columns[i] = load_columns_operand(du_tile, i * 16, p.lane);
+      ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);  // again, for registers were short between
+    }
     if constexpr (BY_KEY) {
       u32 *du_kept = (u32*)(a.chunk_du + chunk_unit * NS * 64), *ds_kept = (u32*)(a.chunk_ds + chunk_unit * NS * 64);
 #pragma unroll
@@ -694,9 +709,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
       sync_block();
     } else {
-    A16 c_tokens[2], du_tokens[2];
+    A16 c_tokens[2], du_tokens[2], ds_tokens[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+      ds_tokens[i] = load_tokens_operand(ds_tile, i * 16, p.lane);
       c_tokens[i] = load_tokens_operand(c_tile, i * 16, p.lane);
       du_tokens[i] = load_tokens_operand(du_tile, i * 16, p.lane);
     }
@@ -779,11 +795,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 
     // Sums over the warps, and everything else that is complete, to memory.
     constexpr int PAIRS = 2 * C * K / 2;
+    const u32 thread = thread_again();
 #pragma unroll
     for (int from = 0; from < PAIRS; from += NT) {
-      int i = from + (int)threadIdx.x;
+      u32 i = from + thread;
       if (PAIRS % NT == 0 || i < PAIRS) {
-        int which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
+        u32 which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
         float x = 0.f, y = 0.f;
         const char* part = shared + STAGES * STAGE_BYTES + ((which * C + t) * SUM_ROW + dim) * 4;
 #pragma unroll
@@ -791,7 +808,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           float2_ z = *(const float2_*)(part + w * WARP_BYTES);
           x += z.x[0], y += z.x[1];
         }
-        if (t < valid) {
+        if ((int)t < valid) {
           i64 place = ((t0 + t) * H + head) * K + dim;
           if constexpr (VT == 1) {
             store2((which ? a.dk : a.dq) + place, x, y);
@@ -804,13 +821,14 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
     }
     const i64 row = t0 * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
-    rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
-    key_logits.flush(a.dkey_logits + wide, s + STAGE_LK, valid);
-    query_logits.flush(a.dquery_logits + wide, s + STAGE_LQ, valid);
-    values.flush(a.dv + narrow, s + STAGE_O, valid);
-    if constexpr (DECAY == 2) decays.flush((TD*)a.ddecay + wide, s + STAGE_D, valid);
-    if (KEY_GATE) gates.flush(a.dkey_gate + narrow, s + STAGE_GK, valid);
-    if (QUERY_GATE) gates.flush(a.dquery_gate + narrow, s + STAGE_GQ, valid);
+    const ChunkPieces pieces(H, thread_again());
+    pieces.rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
+    pieces.key_logits.flush(a.dkey_logits + wide, s + STAGE_LK, valid);
+    pieces.query_logits.flush(a.dquery_logits + wide, s + STAGE_LQ, valid);
+    pieces.values.flush(a.dv + narrow, s + STAGE_O, valid);
+    if constexpr (DECAY == 2) pieces.decays.flush((TD*)a.ddecay + wide, s + STAGE_D, valid);
+    if (KEY_GATE) pieces.gates.flush(a.dkey_gate + narrow, s + STAGE_GK, valid);
+    if (QUERY_GATE) pieces.gates.flush(a.dquery_gate + narrow, s + STAGE_GQ, valid);
   }
   copy_wait<0>();
   if (a.dW_in) {

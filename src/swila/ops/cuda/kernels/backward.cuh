@@ -52,6 +52,22 @@ struct Arguments {
   i64 N, T, H;
 };
 
+// Where a thread's pieces of a chunk are; found anew for each chunk, for registers are short.
+struct ChunkPieces {
+  Pieces<1, K * (int)sizeof(TX), X_ROW> keys;
+  Pieces<1, VB * (int)sizeof(TX), V_ROW> values;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW> rates;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN> key_logits;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN> query_logits;
+  Pieces<1, VB * (int)sizeof(TB), B_ROW> gates;
+  DecayPieces decays;
+  DEVICE ChunkPieces(i64 H, u32 thread)
+      : keys(H * K * sizeof(TX), 0, thread), values(H * V * sizeof(TX), 0, thread),
+        rates(H * J * V * sizeof(TB), V * sizeof(TB), thread), key_logits(H * J * V * sizeof(TB), V * sizeof(TB), thread),
+        query_logits(H * J * V * sizeof(TB), V * sizeof(TB), thread), gates(H * V * sizeof(TB), 0, thread),
+        decays(decay_pieces(H, thread)) {}
+};
+
 // What a lane has of each token of its column: in registers, or in a tile where these are short.
 struct InRegisters {
   float x[C];

@@ -72,7 +72,9 @@ DEVICE void fetch_prepared(char* to, const uint4_* prepared, i64 unit, bool ther
 // The decays of a chunk into a tile, where they are by key or output dim.
 typedef Pieces<J, (DECAY == 1 ? K : VB) * (int)sizeof(TD), D_ROW> DecayPieces;
 constexpr int DECAY_WIDTH = DECAY == 1 ? K : V;
-DEVICE DecayPieces decay_pieces(i64 H) { return DecayPieces(H * J * DECAY_WIDTH * sizeof(TD), DECAY_WIDTH * sizeof(TD)); }
+DEVICE DecayPieces decay_pieces(i64 H, u32 thread = threadIdx.x) {
+  return DecayPieces(H * J * DECAY_WIDTH * sizeof(TD), DECAY_WIDTH * sizeof(TD), thread);
+}
 DEVICE void fetch_decay(const DecayPieces& pieces, char* tile, const TD* decay, i64 row, int vt, int valid) {
   if constexpr (DECAY == 1 || DECAY == 2) pieces.copy(tile, decay + row * J * DECAY_WIDTH + (DECAY == 2 ? vt * VB : 0), valid);
 }

@@ -4,40 +4,51 @@
 // The others have the state, 32 columns each, and do the matrix products: while a chunk is substituted they read out the
 // chunk before, advance the state and begin the chunk after, and hand over errors, rates and priors ready for use.
 // With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second,
-// small term waits for the substitution. Rates and priors change hands by halves of a chunk, for want of shared memory.
+// small term waits for the substitution. Rates and priors change hands by halves of a chunk, for want of shared memory. A few
+// more warps make the query mix and, where priors are plain logits, rates and priors.
 #define ALL_BY_TOKEN
 #include "forward.cuh"
 
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
 constexpr int STAGES = 3;  // in work, begun, on their way
-constexpr int SOLVERS = (VB + 31) / 32, MIXERS = LANE_MIX ? SOLVERS : 0;  // warps that substitute, and that mix over time
-constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS);
-constexpr int WITH_SOLVERS = NT + 32 * SOLVERS;
+constexpr int SOLVERS = (VB + 31) / 32, MIXERS = SOLVERS;  // warps that substitute, and that mix
+constexpr bool RATES_BY_MIXERS = NORMALIZE && !KEY_GATE;
+constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS), WITH_SOLVERS = NT + 32 * SOLVERS, WITH_MIXERS = NT + 32 * MIXERS;
+// Who meets at the barriers about rates and priors, and when all is written.
+constexpr int ABOUT_RATES = RATES_BY_MIXERS ? 32 * (SOLVERS + MIXERS) : WITH_SOLVERS;
+constexpr int ABOUT_WRITTEN = RATES_BY_MIXERS ? ALL_THREADS : WITH_SOLVERS;
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
 constexpr int GRAMS = 2 * 32 * 16 + C * C * 4;            // of a chunk: operands P and X as registers, A as floats
-constexpr int MIX = LANE_MIX * C * VB * JP * 4;
+constexpr int MIX = C * VB * JP * 4;
 constexpr int AT_U = STAGES * STAGE_BYTES, AT_C = AT_U + WIDE, AT_GRAMS = AT_C + 2 * WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS;
 constexpr int AT_BETA = AT_MIX + MIX, AT_PRIOR = AT_BETA + WIDE, AT_GATE = AT_PRIOR + WIDE;
 NEEDS(AT_GATE + GATES, ALL_THREADS)
 
-// PREPARED, REST_PREPARED: rates and priors of a chunk's first and second half. PREDICTED: its errors.
-enum { PREPARED = 1, REST_PREPARED, PREDICTED, HALF_DONE, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED };
+// FETCHED: a chunk's inputs. PREPARED, REST_PREPARED: rates and priors of its first and second half. PREDICTED: its errors.
+enum { FETCHED = 1, PREPARED, REST_PREPARED, PREDICTED, HALF_DONE, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED };
 
 struct Vector { alignas(4 * JP) float x[JP]; };  // of the mixtures of one output dim
 // Where that of token t and output dim d lies in a tile of them; eight tokens of a few dims fall into different banks.
 DEVICE int vector_at(int t, int d) { return (t * VB + (d ^ (t & 1))) * JP * 4; }
 
-DEVICE void softmax(float (&z)[J]) {  // of logarithms to base 2
-  float most = z[0], sum = 0.f;
+// Of logarithms to base 2, the shares that are still to be multiplied by what is returned: their inverse sum.
+DEVICE float unscaled_softmax(float (&z)[J]) {
+  float most = max_nan(z[0], z[1]), sum;
+  if (J == 3) most = max_nan(most, z[J - 1]);
+  if (J == 4) most = max_nan(most, max_nan(z[J - 2], z[J - 1]));
 #pragma unroll
-  for (int j = 1; j < J; j++) most = max_nan(most, z[j]);
+  for (int j = 0; j < J; j++) {
+    z[j] = ex2(z[j] - most);
+    sum = j ? sum + z[j] : z[j];
+  }
+  return rcp(sum);
+}
+DEVICE void softmax(float (&z)[J]) {
+  const float inverse = unscaled_softmax(z);
 #pragma unroll
-  for (int j = 0; j < J; j++) z[j] = ex2(z[j] - most), sum += z[j];
-  sum = rcp(sum);
-#pragma unroll
-  for (int j = 0; j < J; j++) z[j] *= sum;
+  for (int j = 0; j < J; j++) z[j] *= inverse;
 }
 DEVICE void load_logits(float (&z)[J], const char* tile, int token, int t, int d) {
 #pragma unroll
@@ -78,7 +89,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
       prior = *(const Vector*)(shared + AT_PRIOR + vector_at(t, dim));
       if (KEY_GATE) stay = *(const float*)(shared + AT_GATE + (t * GATE_ROW + dim) * 4);
     };
-    await(PREPARED, WITH_SOLVERS);
+    await(PREPARED, ABOUT_RATES);
     prepared(0);
     await(PREDICTED, WITH_SOLVERS);
     float x[C][J], before[J];
@@ -92,8 +103,8 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
     for (int t = 0; t < C; t++) {
       if (t == 8) {
-        announce(HALF_DONE, WITH_SOLVERS);
-        await(REST_PREPARED, WITH_SOLVERS);
+        announce(HALF_DONE, ABOUT_RATES);
+        await(REST_PREPARED, ABOUT_RATES);
       }
       if (t) prepared(t);
       float c[J];
@@ -107,10 +118,12 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
         c[j] = rate.x[j] * x[t][j];
         r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
       }
-      if constexpr (NORMALIZE) softmax(r);
+      float inverse = 1.f;  // multiplied in last, where it is on the way from token to token
+      if constexpr (NORMALIZE) inverse = unscaled_softmax(r);
 #pragma unroll
       for (int j = 0; j < J; j++) {
-        c[j] *= r[j];
+        c[j] *= r[j], c[j] *= inverse;
+        if (STATS || KEY_GATE || a.r_out) r[j] *= inverse;
         if (STATS && t < valid) used[j] += r[j], spread[j] -= r[j] * LN2 * lg2(max_nan(r[j], TINY));
       }
 #pragma unroll
@@ -131,7 +144,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           *(uint4_*)(c_tile + pair_row(j * DPW + column) + t / 8 * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
       }
     }
-    announce(WRITTEN_ALL, WITH_SOLVERS);
+    announce(WRITTEN_ALL, ABOUT_WRITTEN);
   }
   if (alive) {
 #pragma unroll
@@ -142,7 +155,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
   }
 }
 
-// One output dim per lane: the query mix, where it is blended over time or its statistics are wanted.
+// One output dim per lane: the query mix, and rates and priors as the substitution takes them.
 DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int lane) {
   const int d = mixer * 32 + lane;
   const bool alive = d < VB;
@@ -151,6 +164,24 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
   float rho[J], used[J] = {}, spread[J] = {};
 #pragma unroll
   for (int j = 0; j < J; j++) rho[j] = QUERY_GATE && a.rho && alive ? a.rho[at + j * V] : 1.f / J;
+  auto give_rates = [&](int chunk, int half) {
+    const char* s = shared + chunk % STAGES * STAGE_BYTES;
+#pragma unroll 2
+    for (int t = half * 8; t < half * 8 + 8; t++) {
+      Vector rate = {}, prior = {};
+      float z[J];
+      load_logits(z, s + STAGE_LK, LK_TOKEN, t, dim);
+#pragma unroll
+      for (int j = 0; j < J; j++)
+        rate.x[j] = UNSCALE * to_float(*((const TB*)(s + STAGE_BETA + t * BETA_TOKEN + j * B_ROW) + dim)), prior.x[j] = z[j];
+      if (alive) *(Vector*)(shared + AT_BETA + vector_at(t, dim)) = rate, *(Vector*)(shared + AT_PRIOR + vector_at(t, dim)) = prior;
+    }
+    announce(half ? REST_PREPARED : PREPARED, ABOUT_RATES);
+  };
+  if constexpr (RATES_BY_MIXERS) {
+    await(FETCHED, WITH_MIXERS);
+    give_rates(0, 0), give_rates(0, 1);
+  }
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     const char* s = shared + chunk % STAGES * STAGE_BYTES;
     const i64 t0 = w.span.begin + (i64)chunk * C;
@@ -160,7 +191,7 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
 #pragma unroll
       for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + 32 + kept_lane(j, column)] = j < J ? rho[j < J ? j : 0] : 0.f;
     }
-    await(MIX_USED, NT + 32 * MIXERS);
+    await(MIX_USED, WITH_MIXERS);
 #pragma unroll 2
     for (int t = 0; t < C; t++) {
       float z[J];
@@ -176,7 +207,15 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
       }
       if (alive) *(Vector*)(shared + AT_MIX + vector_at(t, dim)) = m;
     }
-    announce(MIXED, NT + 32 * MIXERS);
+    announce(MIXED, WITH_MIXERS);
+    if constexpr (RATES_BY_MIXERS) {
+      const bool more = chunk + 1 < w.chunks;
+      await(FETCHED, WITH_MIXERS);
+      await(HALF_DONE, ABOUT_RATES);
+      if (more) give_rates(chunk + 1, 0);
+      await(WRITTEN_ALL, ABOUT_WRITTEN);
+      if (more) give_rates(chunk + 1, 1);
+    }
   }
   if (alive) {
     const i64 all = a.N * a.H * J * V;
@@ -300,6 +339,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
   }
   fetch(0), fetch(1);
   copy_wait<1>();
+  if (RATES_BY_MIXERS) announce(FETCHED, WITH_MIXERS);
   await(AMONG_PRODUCTS, NT);
   make_grams(0);  // its X, with a chunk that is not there, is not used
   float u[4][4] = {}, S[4][4], v[2][DB][2];
@@ -310,18 +350,20 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     for (int nt = 0; nt < 4; nt++) product(u[nt], kf, state_operand(nt, ks));
   }
   load_values(v, 0);
-  give_rates(0, 0), give_rates(0, 1);
-  announce(PREPARED, WITH_SOLVERS);
+  if constexpr (!RATES_BY_MIXERS) {
+    give_rates(0, 0), give_rates(0, 1);
+    announce(PREPARED, ABOUT_RATES), announce(REST_PREPARED, ABOUT_RATES);
+  }
   give_errors(u, v);
   announce(PREDICTED, WITH_SOLVERS);
-  announce(REST_PREPARED, WITH_SOLVERS);
-  if (LANE_MIX) announce(MIX_USED, NT + 32 * MIXERS);
+  announce(MIX_USED, WITH_MIXERS);
 
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     const i64 t0 = start + (i64)chunk * C;
     const bool more = chunk + 1 < w.chunks;
     const char *s = stage(chunk), *next = stage(chunk + 1), *c_tile = shared + AT_C + (chunk & 1) * WRITTEN + p.warp * PAIR_PLANE;
     copy_wait<0>();
+    if (RATES_BY_MIXERS) announce(FETCHED, WITH_MIXERS);
     await(AMONG_PRODUCTS, NT);
 
     // While the chunk is substituted: what the state at its start gives.
@@ -341,12 +383,14 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         product(S[nt], qf, b), product(u[nt], nf, b);
       }
     }
-    await(HALF_DONE, WITH_SOLVERS);
-    give_rates(chunk + 1, 0);
-    if (more) announce(PREPARED, WITH_SOLVERS);
     load_values(v, chunk + 1);
+    if constexpr (!RATES_BY_MIXERS) {
+      await(HALF_DONE, ABOUT_RATES);
+      give_rates(chunk + 1, 0);
+      if (more) announce(PREPARED, ABOUT_RATES);
+    }
+    await(WRITTEN_ALL, ABOUT_WRITTEN);
     const A16 x = gram_operand(chunk + 1, 1);
-    await(WRITTEN_ALL, WITH_SOLVERS);
     A16 c[2];
 #pragma unroll
     for (int m = 0; m < 2; m++) c[m] = load_columns_operand(c_tile, m * 16, p.lane);
@@ -358,8 +402,10 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     }
 
     // While the first half of the next chunk is substituted: the state at this one's end, and what it read.
-    give_rates(chunk + 1, 1);
-    if (more) announce(REST_PREPARED, WITH_SOLVERS);
+    if constexpr (!RATES_BY_MIXERS) {
+      give_rates(chunk + 1, 1);
+      if (more) announce(REST_PREPARED, ABOUT_RATES);
+    }
     {
       const A16 pf = gram_operand(chunk, 0);
 #pragma unroll
@@ -382,26 +428,20 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         keep_state(a.kept_W, row, W, p.lane);
       }
     }
-    if constexpr (LANE_MIX) await(MIXED, NT + 32 * MIXERS);
+    await(MIXED, WITH_MIXERS);
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
       for (int b = 0; b < DB; b++) {
         const int t = p.row + h * 8, d = b * 8 + p.quad * 2;
-        float x[JT], y[JT], o0 = 0.f, o1 = 0.f;
-        if constexpr (LANE_MIX) {
-          const Vector left = *(const Vector*)(shared + AT_MIX + vector_at(t, p.warp * DPW + d));
-          const Vector right = *(const Vector*)(shared + AT_MIX + vector_at(t, p.warp * DPW + d + 1));
+        const Vector left = *(const Vector*)(shared + AT_MIX + vector_at(t, p.warp * DPW + d));
+        const Vector right = *(const Vector*)(shared + AT_MIX + vector_at(t, p.warp * DPW + d + 1));
+        float o0 = 0.f, o1 = 0.f;
 #pragma unroll
-          for (int i = 0; i < JT; i++) x[i] = left.x[i], y[i] = right.x[i];
-        } else {
-          prior_of(x, y, s + STAGE_LQ, t, b, p);
-        }
-#pragma unroll
-        for (int i = 0; i < JT; i++) o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
+        for (int i = 0; i < JT; i++) o0 += left.x[i] * S[i * DB + b][2 * h], o1 += right.x[i] * S[i * DB + b][2 * h + 1];
         if (t0 + t < stop) store2(a.out + ((t0 + t) * H + w.head) * V + first + d, o0, o1);
       }
-    if (LANE_MIX && more) announce(MIX_USED, NT + 32 * MIXERS);
+    if (more) announce(MIX_USED, WITH_MIXERS);
   }
   copy_wait<0>();
   if (a.W_out) store_state(a.W_out, W, w.unit, first, p);
@@ -422,7 +462,7 @@ KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_forward_split(const Argument
     multiply(a, shared, w, p);
   } else if (p.warp < NW + SOLVERS) {
     substitute(a, shared, w, p.warp - NW, p.lane);
-  } else if constexpr (LANE_MIX) {
+  } else {
     mix(a, shared, w, p.warp - NW - SOLVERS, p.lane);
   }
 }

@@ -129,6 +129,16 @@ DEVICE A16 load_rows(const char* tile, int plane_bytes, int row, int from, int l
   for (int s = 0; s < NS; s++) ldmatrix(a.x[s], tile + s * plane_bytes + (lane & 15) * row + (from + (lane >> 4) * 8) * 2);
   return a;
 }
+// The same rows as two operands [16 columns summed over, 8 rows], those of each half of it: like `half_of`, but in neighbouring
+// registers, which saves moving them there.
+DEVICE void load_row_halves(B16& x, B16& y, const char* tile, int plane_bytes, int row, int from, int lane) {
+#pragma unroll
+  for (int s = 0; s < NS; s++) {
+    u32 d[4];
+    ldmatrix(d, tile + s * plane_bytes + ((lane >> 4) * 8 + (lane & 7)) * row + (from + (lane >> 3 & 1) * 8) * 2);
+    x.x[s][0] = d[0], x.x[s][1] = d[1], y.x[s][0] = d[2], y.x[s][1] = d[3];
+  }
+}
 // Two tiles [16 tokens summed over, 8] of a tile of rows [16 tokens, ..]: columns from `from` on and the 8 after.
 DEVICE void load_transposed(B16& x, B16& y, const char* tile, int plane_bytes, int row, int from, int lane) {
 #pragma unroll
@@ -145,6 +155,23 @@ DEVICE A16 load_columns_operand(const char* tile, int from, int lane) {
   for (int s = 0; s < NS; s++)
     ldmatrix(a.x[s], tile + s * PAIR_PLANE + pair_row(from + (lane & 15)) + (lane >> 4) * 16);
   return a;
+}
+// And back into the tile.
+DEVICE void put_columns_operand(char* tile, const A16& a, int from, const Place& p) {
+#pragma unroll
+  for (int s = 0; s < NS; s++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      *(u32*)(tile + s * PAIR_PLANE + pair_row(from + p.row + (i & 1) * 8) + (p.quad + (i >> 1) * 4) * 4) = a.x[s][i];
+}
+// Its two halves as operands [16 tokens summed over, 8 columns], in neighbouring registers.
+DEVICE void load_column_halves(B16& x, B16& y, const char* tile, int from, int lane) {
+#pragma unroll
+  for (int s = 0; s < NS; s++) {
+    u32 d[4];
+    ldmatrix(d, tile + s * PAIR_PLANE + pair_row(from + (lane >> 4) * 8 + (lane & 7)) + (lane >> 3 & 1) * 16);
+    x.x[s][0] = d[0], x.x[s][1] = d[1], y.x[s][0] = d[2], y.x[s][1] = d[3];
+  }
 }
 // The same numbers as [16 tokens, 16 columns].
 DEVICE A16 load_tokens_operand(const char* tile, int from, int lane) {
@@ -220,27 +247,27 @@ template <class T, int R> DEVICE void load_column(float (&x)[C], const char* til
 // found once, and the same for all tensors of one shape.
 template <int R, int BYTES, int ROW, int TOKEN = R * ROW> struct Pieces {
   static constexpr int PER_ROW = BYTES / 16, ALL = C * R * PER_ROW, MINE = (ALL + NT - 1) / NT;
-  u32 from[MINE];
-  DEVICE Pieces(i64 token_bytes, int row_stride) {
+  u32 thread, from[MINE];
+  DEVICE Pieces(i64 token_bytes, int row_stride, u32 thread = threadIdx.x) : thread(thread) {
 #pragma unroll
     for (int n = 0; n < MINE; n++) {
-      int i = n * NT + (int)threadIdx.x, row = i / PER_ROW;
-      from[n] = (u32)(row / R * token_bytes) + row % R * row_stride + i % PER_ROW * 16;
+      u32 i = n * NT + thread, row = i / PER_ROW;
+      from[n] = row / R * (u32)token_bytes + row % R * row_stride + i % PER_ROW * 16;
     }
   }
   DEVICE void copy(char* tile, const void* base, int valid) const {
 #pragma unroll
     for (int n = 0; n < MINE; n++) {
-      int i = n * NT + (int)threadIdx.x, row = i / PER_ROW;
+      u32 i = n * NT + thread, row = i / PER_ROW;
       if (ALL % NT == 0 || i < ALL)
-        copy_async(tile + row / R * TOKEN + row % R * ROW + i % PER_ROW * 16, (const char*)base + from[n], row / R < valid);
+        copy_async(tile + row / R * TOKEN + row % R * ROW + i % PER_ROW * 16, (const char*)base + from[n], (int)(row / R) < valid);
     }
   }
   DEVICE void flush(void* base, const char* tile, int valid) const {  // the way back
 #pragma unroll
     for (int n = 0; n < MINE; n++) {
-      int i = n * NT + (int)threadIdx.x, row = i / PER_ROW;
-      if ((ALL % NT == 0 || i < ALL) && row / R < valid)
+      u32 i = n * NT + thread, row = i / PER_ROW;
+      if ((ALL % NT == 0 || i < ALL) && (int)(row / R) < valid)
         *(uint4_*)((char*)base + from[n]) = *(const uint4_*)(tile + row / R * TOKEN + row % R * ROW + i % PER_ROW * 16);
     }
   }

@@ -37,6 +37,8 @@ DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
+// The thread's index, found anew: what follows from it is computed where it is used rather than held in registers.
+DEVICE u32 thread_again() { u32 i; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i)); return i; }
 // Barriers of some of a block's warps: those that only announce their writes arrive, those that need them wait.
 DEVICE void announce(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
 DEVICE void await(int barrier, int threads) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
