@@ -296,15 +296,17 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
           for (int i = 0; i < 8; i++) dout[i] = 0.f;
       };
+      // In each half all loads come before any store, which they could not pass.
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        float out[8];
+        float out[8], prior[8];
         load(half);
+#pragma unroll
+        for (int i = 0; i < 8; i++) prior[i] = J == 1 ? 1.f : lq[half * 8 + i];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
           const int t = half * 8 + i;
-          if (J == 1 && !BY_COLUMN) lq[t] = 1.f;
-          rho = QUERY_GATE ? (1.f - gq[i]) * rho + gq[i] * lq[t] : lq[t];
+          rho = QUERY_GATE ? (1.f - gq[i]) * rho + gq[i] * prior[i] : prior[i];
           mix[t] = rho, out[i] = rho * dout[i];
           if (BY_COLUMN) dS[t] = out[i];
         }
@@ -312,23 +314,29 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       }
 #pragma unroll
       for (int half = 1; half >= 0; half--) {
+        float prior[8], back[8], now[8], before[8];
         load(half);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          const int t = half * 8 + i;
+          prior[i] = J == 1 ? 1.f : lq[t], back[i] = dout[i] * read[t];
+          if (STATS) now[i] = mix[t];
+          if (QUERY_GATE) before[i] = t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before;
+        }
         sync_warp();
 #pragma unroll
         for (int i = 7; i >= 0; i--) {
           const int t = half * 8 + i;
-          const float prior = lq[t];
-          float back = dout[i] * read[t];
-          if (STATS && t < valid) back += dusage_q - (LN2 * lg2(max_nan(mix[t], TINY)) + 1.f) * dspread_q;
-          if (DEAD && !p.alive) back = 0.f;
+          if (STATS && t < valid) back[i] += dusage_q - (LN2 * lg2(max_nan(now[i], TINY)) + 1.f) * dspread_q;
+          if (DEAD && !p.alive) back[i] = 0.f;
           if constexpr (QUERY_GATE) {
-            back += drho;
-            dgate[t % 4] = back * (prior - (t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before));
+            back[i] += drho;
+            dgate[t % 4] = back[i] * (prior[i] - before[i]);
             if (t % 4 == 0) put_sums<TB>(s + STAGE_GQ, p, t, dgate);
-            drho = (1.f - gq[i]) * back;
-            back *= gq[i];
+            drho = (1.f - gq[i]) * back[i];
+            back[i] *= gq[i];
           }
-          put_gradient<TB, BY_TOKEN>(s + STAGE_LQ, p, t, prior * (back - sum_mixtures(prior * back)));
+          put_gradient<TB, BY_TOKEN>(s + STAGE_LQ, p, t, prior[i] * (back[i] - sum_mixtures(prior[i] * back[i])));
         }
       }
       sync_warp();
@@ -338,42 +346,49 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     // Errors and responsibilities, as the forward had them.
     Column delta(error_tile + p.column), r(r_tile + p.column), pi(prior_tile + p.column);
     float gk[C], ku[C], qs[C], alpha[C], written[C];  // by column: gates, k · W and q · W, decays, and c
-    // Of a token whose key gate is g: the responsibility, from that of the token before.
-    auto share_of = [&](int t, float g, float last) {
-      const float y = -0.5f * LOG2E * delta[t] * delta[t];
+    // The responsibility at a token, from its error, prior, gate and the responsibility at the token before.
+    auto share_of = [&](float error, float pi, float g, float last) {
+      const float y = -0.5f * LOG2E * error * error;
       if constexpr (KEY_GATE) {
-        const float prior = max_nan((1.f - g) * last + g * pi[t], TINY);
+        const float prior = max_nan((1.f - g) * last + g * pi, TINY);
         last = NORMALIZE ? share(DEAD && !p.alive ? NEVER : lg2(prior) + y) : prior * ex2(y);
       } else if constexpr (NORMALIZE) {
-        last = J == 1 ? 1.f : share(log_prior(pi[t], p) + y);
+        last = J == 1 ? 1.f : share(log_prior(pi, p) + y);
       } else {
-        last = pi[t] * ex2(y);
+        last = pi * ex2(y);
       }
       return DEAD && !p.alive ? 0.f : last;
     };
     if constexpr (SHARES_BY_TOKEN) {
+      float x[2][DB][JT], y[2][DB][JT], v[2][DB][2];  // all loads before any store, which they could not pass
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int b = 0; b < DB; b++) {
           const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-          float x[JT], y[JT], v0 = 0.f, v1 = 0.f;
-          if (V >= DPW || d < V) load2((const TX*)(s + STAGE_V + t * V_ROW) + p.warp * DPW + d, v0, v1);
-          logits_of(x, y, s + STAGE_LK, t, b, p);
+          v[h][b][0] = v[h][b][1] = 0.f;
+          if (V >= DPW || d < V) load2((const TX*)(s + STAGE_V + t * V_ROW) + p.warp * DPW + d, v[h][b][0], v[h][b][1]);
+          logits_of(x[h][b], y[h][b], s + STAGE_LK, t, b, p);
+        }
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int b = 0; b < DB; b++) {
+          const int place = (p.row + h * 8) * U_ROW + b * 8 + p.quad * 2;
 #pragma unroll
           for (int i = 0; i < JT; i++) {
             const int n = i * DB + b;
-            float left = v0 - U[n][2 * h], right = v1 - U[n][2 * h + 1];
-            if (DEAD && x[i] == NEVER) {
+            float left = v[h][b][0] - U[n][2 * h], right = v[h][b][1] - U[n][2 * h + 1];
+            if (DEAD && x[h][b][i] == NEVER) {
               left = right = 0.f;
             } else {
-              x[i] -= 0.5f * LOG2E * left * left, y[i] -= 0.5f * LOG2E * right * right;
+              x[h][b][i] -= 0.5f * LOG2E * left * left, y[h][b][i] -= 0.5f * LOG2E * right * right;
             }
-            *(float2_*)&error_tile[t * U_ROW + n * 8 + p.quad * 2] = {left, right};
+            *(float2_*)&error_tile[place + i * DB * 8] = {left, right};
           }
-          softmax_tile(x, y);
+          softmax_tile(x[h][b], y[h][b]);
 #pragma unroll
-          for (int i = 0; i < JT; i++) *(float2_*)&r_tile[t * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[i], y[i]};
+          for (int i = 0; i < JT; i++) *(float2_*)&r_tile[place + i * DB * 8] = {x[h][b][i], y[h][b][i]};
         }
       sync_warp();
     } else if constexpr (BY_COLUMN) {
@@ -409,7 +424,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       if constexpr (KEY_GATE || !NORMALIZE) load_prior(prior, s + STAGE_LK, u_tile, p); else load_column<TB, J>(prior, s + STAGE_LK, p);
       if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
 #pragma unroll
-      for (int t = 0; t < C; t++) pi[t] = prior[t], r[t] = last = share_of(t, gk[t], last);
+      for (int t = 0; t < C; t++) pi[t] = prior[t], r[t] = last = share_of(delta[t], prior[t], gk[t], last);
     } else {
       to_lanes(U, 0, 0, error_tile), to_lanes(U, 1, 8, error_tile);
       sync_warp();
@@ -417,15 +432,19 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       float last = r_before;
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        float v[8], g[8];
+        float v[8], g[8], prior[8];  // all loads before any store, which they could not pass
         load_half_column<TX, 1>(v, s + STAGE_V, half, p);
         if (KEY_GATE) load_half_column<TB, 1>(g, s + STAGE_GK, half, p);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
+          v[i] = (DEAD && !p.alive ? 0.f : v[i]) - delta[half * 8 + i];
+          prior[i] = J == 1 || !(KEY_GATE || !NORMALIZE) ? 1.f : pi[half * 8 + i];
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
           const int t = half * 8 + i;
           if (J == 1 && (KEY_GATE || !NORMALIZE)) pi[t] = 1.f;
-          delta[t] = (DEAD && !p.alive ? 0.f : v[i]) - delta[t];
-          r[t] = last = share_of(t, g[i], last);
+          delta[t] = v[i], r[t] = last = share_of(v[i], prior[i], g[i], last);
         }
       }
     }
@@ -436,21 +455,29 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
       for (int i = 0; i < 2; i++) ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);
     } else {
+      float x[2][DB][JT], y[2][DB][JT], out[2][DB][2];
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int b = 0; b < DB; b++) {
           const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-          float x[JT], y[JT], o0 = 0.f, o1 = 0.f, do0 = 0.f, do1 = 0.f;
-          if (V >= DPW || d < V) load2((const TX*)(s + STAGE_O + t * V_ROW) + p.warp * DPW + d, do0, do1);
-          if constexpr (J == 1) x[0] = y[0] = 1.f; else prior_of(x, y, s + STAGE_LQ, t, b, p);
+          out[h][b][0] = out[h][b][1] = 0.f;
+          if (V >= DPW || d < V) load2((const TX*)(s + STAGE_O + t * V_ROW) + p.warp * DPW + d, out[h][b][0], out[h][b][1]);
+          if constexpr (J == 1) x[h][b][0] = y[h][b][0] = 1.f; else prior_of(x[h][b], y[h][b], s + STAGE_LQ, t, b, p);
+        }
 #pragma unroll
-          for (int i = 0; i < JT; i++) o0 += x[i] * S[i * DB + b][2 * h], o1 += y[i] * S[i * DB + b][2 * h + 1];
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int b = 0; b < DB; b++) {
+          const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
+          float o0 = 0.f, o1 = 0.f;
+#pragma unroll
+          for (int i = 0; i < JT; i++) o0 += x[h][b][i] * S[i * DB + b][2 * h], o1 += y[h][b][i] * S[i * DB + b][2 * h + 1];
           o0 = over_tile(o0), o1 = over_tile(o1);
 #pragma unroll
           for (int i = 0; i < JT; i++) {
             int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
-            float dS0 = x[i] * do0, dS1 = y[i] * do1;
+            float dS0 = x[h][b][i] * out[h][b][0], dS1 = y[h][b][i] * out[h][b][1];
             if (j < J && (V >= DPW || d < V))
               store2((TB*)(s + STAGE_LQ + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d,
                      J == 1 ? 0.f : dS0 * (S[i * DB + b][2 * h] - o0), J == 1 ? 0.f : dS1 * (S[i * DB + b][2 * h + 1] - o1));
@@ -489,30 +516,27 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     // The substitution in reverse.
     const float* blocks = BY_KEY ? decay.blocks + (J + (p.j < J ? p.j : 0)) * BLOCKS_STRIDE : a_tile;
     if (KEY_GATE && chunk == chunks - 1) m *= r[C - 1];
-    auto before = [&](int t) { return t > 0 ? r[t > 0 ? t - 1 : 0] : r_before; };
     auto extra_of = [&](int t, float r) {  // what the statistics add to r dr
       return STATS && t < valid ? r * (dusage_k - (LN2 * lg2(max_nan(r, TINY)) + 1.f) * dspread_k) : 0.f;
     };
-    auto stay_of = [&](int t, float g) {  // how much of the adjoint of log r goes on to the token before
-      const float last = before(t);
-      return (1.f - g) * last * rcp(max_nan((1.f - g) * last + g * pi[t], TINY));
-    };
+    // How prior and responsibility at the token before are blended: the inverse of the blend.
+    auto blended = [&](float last, float prior, float g) { return rcp(max_nan((1.f - g) * last + g * prior, TINY)); };
     // What a token's adjoints e, du, dz give its inputs, from the last token to the first; m of the initial state is that of
     // r itself.
     float dv[4], dgate[4];
-    auto put_gradients = [&](int t, float r_delta, float g, float e, float du, float dz) {
+    auto put_gradients = [&](int t, float r_delta, float last, float prior, float g, float e, float du, float dz) {
       put_gradient<TB>(s + STAGE_BETA, p, t, e * r_delta);
       dv[t % 4] = -du;  // summed in full precision, for its terms cancel
       if (t % 4 == 0) put_sums<TX>(s + STAGE_O, p, t, dv);
       if constexpr (KEY_GATE) {
-        const float last = before(t), prior = pi[t], inverse = rcp(max_nan((1.f - g) * last + g * prior, TINY));
+        const float inverse = blended(last, prior, g);
         dgate[t % 4] = finite(dz * ((prior - last) * inverse));
         if (t % 4 == 0) put_sums<TB>(s + STAGE_GK, p, t, dgate);
         const float dpi = g * prior * inverse * dz;
         put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, dpi - prior * sum_mixtures(dpi));
         if (t == 0 && chunk == 0) m = finite(dz * ((1.f - g) * inverse));  // of the initial r itself
       } else {
-        put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - pi[t] * sum_mixtures(dz));
+        put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - prior * sum_mixtures(dz));
       }
     };
     if constexpr (BY_COLUMN) {
@@ -547,8 +571,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         float dz = NORMALIZE ? x - r[t] * over_mixtures(x) : x;
         if (DEAD && !p.alive) dz = 0.f;
         du[t] = delta[t] * dz - br * e;
-        if constexpr (KEY_GATE) m = stay_of(t, gk[t]) * dz;
-        put_gradients(t, r[t] * delta[t], gk[t], e, du[t], dz);
+        const float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before;
+        if constexpr (KEY_GATE) m = (1.f - gk[t]) * last * blended(last, pi[t], gk[t]) * dz;
+        put_gradients(t, r[t] * delta[t], last, pi[t], gk[t], e, du[t], dz);
         X[t] = dS[t], Y[t] = du[t];
 #pragma unroll
         for (int i = t; i < C; i++) {
@@ -653,30 +678,32 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       to_lanes(E, half, 0, u_tile);
       sync_warp();
       // dz = x - r Σ x with x = β r δ e + more, and du = δ dz - β r e: of these only Σ x waits for the token after.
-      float e[8], du[8], dz[8], stay[8], rd[8], beta[8], g[8];
+      float e[8], du[8], dz[8], rd[8], beta[8], g[8], share[8], prior[8], before = r_before;
       load_half_column<TB, J>(beta, s + STAGE_BETA, half, p);
       if (KEY_GATE) load_half_column<TB, 1>(g, s + STAGE_GK, half, p);
+      if (KEY_GATE && half) before = r[7];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        e[i] = u_tile[i * U_ROW + p.column];
-        if constexpr (KEY_GATE) stay[i] = stay_of(half * 8 + i, g[i]);
+        e[i] = u_tile[i * U_ROW + p.column], share[i] = r[half * 8 + i], rd[i] = delta[half * 8 + i];
+        if constexpr (KEY_GATE || !NORMALIZE) prior[i] = pi[half * 8 + i];
         if (DEAD && !p.alive) beta[i] = 0.f;
       }
+      auto last = [&](int i) { return i > 0 ? share[i > 0 ? i - 1 : 0] : before; };
 #pragma unroll
       for (int i = 7; i >= 0; i--) {
-        const float share = r[half * 8 + i], error = delta[half * 8 + i], br = beta[i] * share;
-        rd[i] = share * error;
+        const float error = rd[i], br = beta[i] * share[i];
+        rd[i] *= share[i];
         float x = br * error * e[i];
-        if (STATS || KEY_GATE) x += extra_of(half * 8 + i, share) + (KEY_GATE ? m : 0.f);
+        if (STATS || KEY_GATE) x += extra_of(half * 8 + i, share[i]) + (KEY_GATE ? m : 0.f);
         float part = error * x - br * e[i];
         if constexpr (NORMALIZE) {
           float sum = over_mixtures(x);
-          du[i] = part - rd[i] * sum, dz[i] = x - share * sum;
+          du[i] = part - rd[i] * sum, dz[i] = x - share[i] * sum;
         } else {
           du[i] = part, dz[i] = x;
         }
         if (DEAD && !p.alive) du[i] = 0.f, dz[i] = 0.f;
-        if (KEY_GATE) m = stay[i] * dz[i];
+        if (KEY_GATE) m = (1.f - g[i]) * last(i) * blended(last(i), prior[i], g[i]) * dz[i];
 #pragma unroll
         for (int i4 = 0; i4 < 2; i4++)
           if (i4 * 4 < i) {
@@ -689,7 +716,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       put_column(du_tile, p, half, du);
       sync_warp();
 #pragma unroll
-      for (int i = 7; i >= 0; i--) put_gradients(half * 8 + i, rd[i], g[i], e[i], du[i], dz[i]);
+      for (int i = 7; i >= 0; i--) put_gradients(half * 8 + i, rd[i], last(i), prior[i], g[i], e[i], du[i], dz[i]);
     }
     }
 

@@ -11,11 +11,12 @@ constexpr int LK_TOKEN = BY_TOKEN, BETA_TOKEN = BY_TOKEN;
 constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE ? BY_TOKEN : J * B_ROW, BETA_TOKEN = J * B_ROW;
 #endif
 constexpr int STAGE_READY = 0, STAGE_K = KEY_DECAY_BYTES, STAGE_Q = STAGE_K + !BY_KEY * C * X_ROW;
-constexpr int STAGE_V = STAGE_Q + !BY_KEY * C * X_ROW, STAGE_BETA = STAGE_V + C * V_ROW;
-constexpr int STAGE_LK = STAGE_BETA + C * BETA_TOKEN, STAGE_LQ = STAGE_LK + C * LK_TOKEN;
-constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
-constexpr int STAGE_D = STAGE_GQ + QUERY_GATE * C * B_ROW;
+constexpr int STAGE_V = STAGE_Q + !BY_KEY * C * X_ROW, STAGE_LQ = STAGE_V + C * V_ROW;
+constexpr int STAGE_GQ = STAGE_LQ + C * BY_TOKEN, STAGE_BETA = STAGE_GQ + QUERY_GATE * C * B_ROW;
+constexpr int STAGE_LK = STAGE_BETA + C * BETA_TOKEN, STAGE_GK = STAGE_LK + C * LK_TOKEN;
+constexpr int STAGE_D = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_BYTES = STAGE_D + !BY_KEY * DECAY_TILE;
+constexpr int STAGE_EARLY = STAGE_BETA;  // what follows is the keys' side, which a kernel may be done with sooner
 
 struct Arguments {
   const TX *q, *k, *v;
@@ -48,6 +49,10 @@ struct Fetch {
         gates(H * V * sizeof(TB), 0), decays(decay_pieces(H)) {}
   // `unit` is the number of the chunk and head, where decays were prepared.
   DEVICE void operator()(const Arguments& a, char* s, i64 t0, i64 stop, i64 head, int vt, i64 unit = 0) const {
+    parted(a, s, s + STAGE_EARLY, t0, stop, head, vt, unit);
+  }
+  // The same with what follows STAGE_EARLY in a place of its own.
+  DEVICE void parted(const Arguments& a, char* s, char* early, i64 t0, i64 stop, i64 head, int vt, i64 unit = 0) const {
     const int valid = t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C;
     const i64 row = t0 * a.H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
     if constexpr (BY_KEY) {
@@ -55,13 +60,13 @@ struct Fetch {
     } else {
       keys.copy(s + STAGE_K, a.k + row * K, valid);
       keys.copy(s + STAGE_Q, a.q + row * K, valid);
-      fetch_decay(decays, s + STAGE_D, a.decay, row, vt, valid);
+      fetch_decay(decays, early + STAGE_D - STAGE_EARLY, a.decay, row, vt, valid);
     }
     values.copy(s + STAGE_V, a.v + narrow, valid);
-    rates.copy(s + STAGE_BETA, a.beta + wide, valid);
-    key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
+    rates.copy(early + STAGE_BETA - STAGE_EARLY, a.beta + wide, valid);
+    key_logits.copy(early + STAGE_LK - STAGE_EARLY, a.key_logits + wide, valid);
     query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
-    if (KEY_GATE) gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
+    if (KEY_GATE) gates.copy(early + STAGE_GK - STAGE_EARLY, a.key_gate + narrow, valid);
     if (QUERY_GATE) gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
     copy_commit();
   }

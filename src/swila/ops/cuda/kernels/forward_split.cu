@@ -4,30 +4,26 @@
 // The others have the state, 32 columns each, and do the matrix products: while a chunk is substituted they read out the
 // chunk before, advance the state and begin the chunk after, and hand over errors, rates and priors ready for use.
 // With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second,
-// small term waits for the substitution. Rates and priors change hands by halves of a chunk, for want of shared memory. A few
-// more warps make the query mix and, where priors are plain logits, rates and priors.
+// small term waits for the substitution. A few more warps make the query mix.
 #define ALL_BY_TOKEN
 #include "forward.cuh"
 
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
 constexpr int STAGES = 3;  // in work, begun, on their way
 constexpr int SOLVERS = (VB + 31) / 32, MIXERS = SOLVERS;  // warps that substitute, and that mix
-constexpr bool RATES_BY_MIXERS = NORMALIZE && !KEY_GATE;
 constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS), WITH_SOLVERS = NT + 32 * SOLVERS, WITH_MIXERS = NT + 32 * MIXERS;
-// Who meets at the barriers about rates and priors, and when all is written.
-constexpr int ABOUT_RATES = RATES_BY_MIXERS ? 32 * (SOLVERS + MIXERS) : WITH_SOLVERS;
-constexpr int ABOUT_WRITTEN = RATES_BY_MIXERS ? ALL_THREADS : WITH_SOLVERS;
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
 constexpr int GRAMS = 2 * 32 * 16 + C * C * 4;            // of a chunk: operands P and X as registers, A as floats
 constexpr int MIX = C * VB * JP * 4;
-constexpr int AT_U = STAGES * STAGE_BYTES, AT_C = AT_U + WIDE, AT_GRAMS = AT_C + 2 * WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS;
-constexpr int AT_BETA = AT_MIX + MIX, AT_PRIOR = AT_BETA + WIDE, AT_GATE = AT_PRIOR + WIDE;
-NEEDS(AT_GATE + GATES, ALL_THREADS)
+constexpr int EARLY_BYTES = STAGE_BYTES - STAGE_EARLY, GIVEN = 2 * WIDE + GATES;  // rates, priors and gates of a chunk
+constexpr int AT_EARLY = STAGES * STAGE_EARLY, AT_U = AT_EARLY + 2 * EARLY_BYTES, AT_C = AT_U + WIDE;
+constexpr int AT_GRAMS = AT_C + WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS, AT_GIVEN = AT_MIX + MIX;
+constexpr int RATE = 0, PRIOR = WIDE, STAY = 2 * WIDE;
+NEEDS(AT_GIVEN + 2 * GIVEN, ALL_THREADS)
 
-// FETCHED: a chunk's inputs. PREPARED, REST_PREPARED: rates and priors of its first and second half. PREDICTED: its errors.
-enum { FETCHED = 1, PREPARED, REST_PREPARED, PREDICTED, HALF_DONE, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED };
+enum { PREDICTED = 1, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED };
 
 struct Vector { alignas(4 * JP) float x[JP]; };  // of the mixtures of one output dim
 // Where that of token t and output dim d lies in a tile of them; eight tokens of a few dims fall into different banks.
@@ -73,7 +69,8 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
   for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
-    char* c_tile = shared + AT_C + (chunk & 1) * WRITTEN + warp * PAIR_PLANE;
+    char* c_tile = shared + AT_C + warp * PAIR_PLANE;
+    const char* given = shared + AT_GIVEN + (chunk & 1) * GIVEN;
     const float* gram = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 2 * 32 * 16);
     const i64 t0 = w.span.begin + (i64)chunk * C;
     const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
@@ -82,15 +79,6 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
       for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + kept_lane(j, column)] = j < J ? r[j < J ? j : 0] : 0.f;
     }
-    Vector rate, prior;
-    float stay = 0.f;
-    auto prepared = [&](int t) {
-      rate = *(const Vector*)(shared + AT_BETA + vector_at(t, dim));
-      prior = *(const Vector*)(shared + AT_PRIOR + vector_at(t, dim));
-      if (KEY_GATE) stay = *(const float*)(shared + AT_GATE + (t * GATE_ROW + dim) * 4);
-    };
-    await(PREPARED, ABOUT_RATES);
-    prepared(0);
     await(PREDICTED, WITH_SOLVERS);
     float x[C][J], before[J];
 #pragma unroll
@@ -102,11 +90,9 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
     u32 written[J][4];
 #pragma unroll
     for (int t = 0; t < C; t++) {
-      if (t == 8) {
-        announce(HALF_DONE, ABOUT_RATES);
-        await(REST_PREPARED, ABOUT_RATES);
-      }
-      if (t) prepared(t);
+      const Vector rate = *(const Vector*)(given + RATE + vector_at(t, dim));
+      const Vector prior = *(const Vector*)(given + PRIOR + vector_at(t, dim));
+      const float stay = KEY_GATE ? *(const float*)(given + STAY + (t * GATE_ROW + dim) * 4) : 0.f;
       float c[J];
 #pragma unroll
       for (int j = 0; j < J; j++) {
@@ -122,8 +108,11 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
       if constexpr (NORMALIZE) inverse = unscaled_softmax(r);
 #pragma unroll
       for (int j = 0; j < J; j++) {
-        c[j] *= r[j], c[j] *= inverse;
-        if (STATS || KEY_GATE || a.r_out) r[j] *= inverse;
+        if constexpr (STATS || KEY_GATE) {
+          r[j] *= inverse, c[j] *= r[j];
+        } else {
+          c[j] *= r[j], c[j] *= inverse;
+        }
         if (STATS && t < valid) used[j] += r[j], spread[j] -= r[j] * LN2 * lg2(max_nan(r[j], TINY));
       }
 #pragma unroll
@@ -144,18 +133,18 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           *(uint4_*)(c_tile + pair_row(j * DPW + column) + t / 8 * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
       }
     }
-    announce(WRITTEN_ALL, ABOUT_WRITTEN);
+    announce(WRITTEN_ALL, WITH_SOLVERS);
   }
   if (alive) {
 #pragma unroll
     for (int j = 0; j < J; j++) {
-      if (a.r_out) a.r_out[at + j * V] = r[j];
+      if (KEY_GATE && a.r_out) a.r_out[at + j * V] = r[j];
       if (STATS) a.stats[at + j * V] = used[j], a.stats[a.N * a.H * J * V + at + j * V] = spread[j];
     }
   }
 }
 
-// One output dim per lane: the query mix, and rates and priors as the substitution takes them.
+// One output dim per lane: the query mix.
 DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int lane) {
   const int d = mixer * 32 + lane;
   const bool alive = d < VB;
@@ -164,26 +153,8 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
   float rho[J], used[J] = {}, spread[J] = {};
 #pragma unroll
   for (int j = 0; j < J; j++) rho[j] = QUERY_GATE && a.rho && alive ? a.rho[at + j * V] : 1.f / J;
-  auto give_rates = [&](int chunk, int half) {
-    const char* s = shared + chunk % STAGES * STAGE_BYTES;
-#pragma unroll 2
-    for (int t = half * 8; t < half * 8 + 8; t++) {
-      Vector rate = {}, prior = {};
-      float z[J];
-      load_logits(z, s + STAGE_LK, LK_TOKEN, t, dim);
-#pragma unroll
-      for (int j = 0; j < J; j++)
-        rate.x[j] = UNSCALE * to_float(*((const TB*)(s + STAGE_BETA + t * BETA_TOKEN + j * B_ROW) + dim)), prior.x[j] = z[j];
-      if (alive) *(Vector*)(shared + AT_BETA + vector_at(t, dim)) = rate, *(Vector*)(shared + AT_PRIOR + vector_at(t, dim)) = prior;
-    }
-    announce(half ? REST_PREPARED : PREPARED, ABOUT_RATES);
-  };
-  if constexpr (RATES_BY_MIXERS) {
-    await(FETCHED, WITH_MIXERS);
-    give_rates(0, 0), give_rates(0, 1);
-  }
   for (int chunk = 0; chunk < w.chunks; chunk++) {
-    const char* s = shared + chunk % STAGES * STAGE_BYTES;
+    const char* s = shared + chunk % STAGES * STAGE_EARLY;
     const i64 t0 = w.span.begin + (i64)chunk * C;
     const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
     if (QUERY_GATE && a.kept_c && alive) {
@@ -192,30 +163,29 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
       for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + 32 + kept_lane(j, column)] = j < J ? rho[j < J ? j : 0] : 0.f;
     }
     await(MIX_USED, WITH_MIXERS);
-#pragma unroll 2
-    for (int t = 0; t < C; t++) {
-      float z[J];
-      load_logits(z, s + STAGE_LQ, BY_TOKEN, t, dim);
-      softmax(z);
-      const float g = QUERY_GATE ? to_float(*((const TB*)(s + STAGE_GQ + t * B_ROW) + dim)) : 1.f;
-      Vector m = {};
+#pragma unroll 1
+    for (int from = 0; from < C; from += 4) {
+      float z[4][J], g[4];  // all loads before any store, which they could not pass
 #pragma unroll
-      for (int j = 0; j < J; j++) {
-        rho[j] = QUERY_GATE ? (1.f - g) * rho[j] + g * z[j] : z[j];
-        m.x[j] = rho[j];
-        if (STATS && t < valid) used[j] += rho[j], spread[j] -= rho[j] * LN2 * lg2(max_nan(rho[j], TINY));
+      for (int i = 0; i < 4; i++) {
+        load_logits(z[i], s + STAGE_LQ, BY_TOKEN, from + i, dim);
+        g[i] = QUERY_GATE ? to_float(*((const TB*)(s + STAGE_GQ + (from + i) * B_ROW) + dim)) : 1.f;
       }
-      if (alive) *(Vector*)(shared + AT_MIX + vector_at(t, dim)) = m;
+#pragma unroll
+      for (int i = 0; i < 4; i++) softmax(z[i]);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        Vector m = {};
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+          rho[j] = QUERY_GATE ? (1.f - g[i]) * rho[j] + g[i] * z[i][j] : z[i][j];
+          m.x[j] = rho[j];
+          if (STATS && from + i < valid) used[j] += rho[j], spread[j] -= rho[j] * LN2 * lg2(max_nan(rho[j], TINY));
+        }
+        if (alive) *(Vector*)(shared + AT_MIX + vector_at(from + i, dim)) = m;
+      }
     }
     announce(MIXED, WITH_MIXERS);
-    if constexpr (RATES_BY_MIXERS) {
-      const bool more = chunk + 1 < w.chunks;
-      await(FETCHED, WITH_MIXERS);
-      await(HALF_DONE, ABOUT_RATES);
-      if (more) give_rates(chunk + 1, 0);
-      await(WRITTEN_ALL, ABOUT_WRITTEN);
-      if (more) give_rates(chunk + 1, 1);
-    }
   }
   if (alive) {
     const i64 all = a.N * a.H * J * V;
@@ -231,10 +201,13 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
 DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Place& p) {
   const i64 H = a.H, start = w.span.begin, stop = w.span.end;
   const int first = w.vt * VB + p.warp * DPW;
-  auto stage = [&](int chunk) { return shared + chunk % STAGES * STAGE_BYTES; };
+  auto stage = [&](int chunk) { return shared + chunk % STAGES * STAGE_EARLY; };
+  auto early = [&](int chunk) { return shared + AT_EARLY + (chunk & 1) * EARLY_BYTES - STAGE_EARLY; };
   auto grams = [&](int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; };
   const Fetch pieces(H);
-  auto fetch = [&](int chunk) { pieces(a, stage(chunk), start + (i64)chunk * C, stop, w.head, w.vt); };
+  auto fetch = [&](int chunk) {
+    pieces.parted(a, stage(chunk), early(chunk) + STAGE_EARLY, start + (i64)chunk * C, stop, w.head, w.vt);
+  };
   float W[2][KT][4];
   clear_state(W);
   if (a.W) load_state(W, a.W, w.unit, first, p);
@@ -301,45 +274,48 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
           *(Vector*)(shared + AT_U + vector_at(h * 8 + p.row, p.warp * DPW + b * 8 + p.quad * 2 + e)) = y;
         }
   };
-  // Rates, for errors so scaled, and priors of a half; with a gate its share of both.
-  auto give_rates = [&](int chunk, int half) {
-    const char* s = stage(chunk);
+  // Rates, for errors so scaled, and priors; with a gate its share of both.
+  auto give_rates = [&](int chunk) {
+    const char* s = early(chunk);
+    char* given = shared + AT_GIVEN + (chunk & 1) * GIVEN;
+    Vector rate[2][DB][2] = {}, prior[2][DB][2] = {};
+    float g[2][DB][2];
 #pragma unroll
-    for (int b = 0; b < DB; b++) {
-      const int t = half * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
-      float x[JT], y[JT], g[2] = {1.f, 1.f};
-      Vector rate[2] = {}, prior[2] = {};
-      if constexpr (KEY_GATE || !NORMALIZE) {
-        prior_of(x, y, s + STAGE_LK, t, b, p);
-        if (KEY_GATE) load2((const TB*)(s + STAGE_GK + t * B_ROW) + d, g[0], g[1]);
-      }
+    for (int h = 0; h < 2; h++)
 #pragma unroll
-      for (int j = 0; j < J; j++) {
-        float left, right;
-        load2((const TB*)(s + STAGE_BETA + t * BY_TOKEN + j * B_ROW) + d, left, right);
-        rate[0].x[j] = UNSCALE * left, rate[1].x[j] = UNSCALE * right;
-        if constexpr (KEY_GATE || !NORMALIZE) {
-          prior[0].x[j] = g[0] * x[j], prior[1].x[j] = g[1] * y[j];
-        } else {
-          load2((const TB*)(s + STAGE_LK + t * BY_TOKEN + j * B_ROW) + d, left, right);
-          prior[0].x[j] = max_nan(LOG2E * left, LEAST), prior[1].x[j] = max_nan(LOG2E * right, LEAST);
+      for (int b = 0; b < DB; b++) {
+        const int t = h * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
+        float x[JT], y[JT];
+        if constexpr (KEY_GATE || !NORMALIZE) prior_of(x, y, s + STAGE_LK, t, b, p); else logits_of(x, y, s + STAGE_LK, t, b, p);
+        g[h][b][0] = g[h][b][1] = 1.f;
+        if (KEY_GATE) load2((const TB*)(s + STAGE_GK + t * B_ROW) + d, g[h][b][0], g[h][b][1]);
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+          float left, right;
+          load2((const TB*)(s + STAGE_BETA + t * BETA_TOKEN + j * B_ROW) + d, left, right);
+          rate[h][b][0].x[j] = UNSCALE * left, rate[h][b][1].x[j] = UNSCALE * right;
+          prior[h][b][0].x[j] = KEY_GATE ? g[h][b][0] * x[j] : x[j], prior[h][b][1].x[j] = KEY_GATE ? g[h][b][1] * y[j] : y[j];
         }
       }
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int at = vector_at(t, d + e);
-        *(Vector*)(shared + AT_BETA + at) = rate[e], *(Vector*)(shared + AT_PRIOR + at) = prior[e];
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int b = 0; b < DB; b++) {
+        const int t = h * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          *(Vector*)(given + RATE + vector_at(t, d + e)) = rate[h][b][e];
+          *(Vector*)(given + PRIOR + vector_at(t, d + e)) = prior[h][b][e];
+        }
+        if (KEY_GATE) *(float2_*)(given + STAY + (t * GATE_ROW + d) * 4) = {1.f - g[h][b][0], 1.f - g[h][b][1]};
       }
-      if (KEY_GATE) *(float2_*)(shared + AT_GATE + (t * GATE_ROW + d) * 4) = {1.f - g[0], 1.f - g[1]};
-    }
   };
   if constexpr (K_PADDED) {  // the key dims that are not there
-    for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
+    for (int i = (int)threadIdx.x; i < STAGES * STAGE_EARLY / 4; i += NT) ((u32*)shared)[i] = 0;
     await(AMONG_PRODUCTS, NT);
   }
   fetch(0), fetch(1);
   copy_wait<1>();
-  if (RATES_BY_MIXERS) announce(FETCHED, WITH_MIXERS);
   await(AMONG_PRODUCTS, NT);
   make_grams(0);  // its X, with a chunk that is not there, is not used
   float u[4][4] = {}, S[4][4], v[2][DB][2];
@@ -350,10 +326,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     for (int nt = 0; nt < 4; nt++) product(u[nt], kf, state_operand(nt, ks));
   }
   load_values(v, 0);
-  if constexpr (!RATES_BY_MIXERS) {
-    give_rates(0, 0), give_rates(0, 1);
-    announce(PREPARED, ABOUT_RATES), announce(REST_PREPARED, ABOUT_RATES);
-  }
+  give_rates(0);
   give_errors(u, v);
   announce(PREDICTED, WITH_SOLVERS);
   announce(MIX_USED, WITH_MIXERS);
@@ -361,9 +334,8 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     const i64 t0 = start + (i64)chunk * C;
     const bool more = chunk + 1 < w.chunks;
-    const char *s = stage(chunk), *next = stage(chunk + 1), *c_tile = shared + AT_C + (chunk & 1) * WRITTEN + p.warp * PAIR_PLANE;
+    const char *s = stage(chunk), *next = stage(chunk + 1), *c_tile = shared + AT_C + p.warp * PAIR_PLANE;
     copy_wait<0>();
-    if (RATES_BY_MIXERS) announce(FETCHED, WITH_MIXERS);
     await(AMONG_PRODUCTS, NT);
 
     // While the chunk is substituted: what the state at its start gives.
@@ -383,13 +355,9 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         product(S[nt], qf, b), product(u[nt], nf, b);
       }
     }
+    give_rates(chunk + 1);
     load_values(v, chunk + 1);
-    if constexpr (!RATES_BY_MIXERS) {
-      await(HALF_DONE, ABOUT_RATES);
-      give_rates(chunk + 1, 0);
-      if (more) announce(PREPARED, ABOUT_RATES);
-    }
-    await(WRITTEN_ALL, ABOUT_WRITTEN);
+    await(WRITTEN_ALL, WITH_SOLVERS);
     const A16 x = gram_operand(chunk + 1, 1);
     A16 c[2];
 #pragma unroll
@@ -401,11 +369,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       announce(PREDICTED, WITH_SOLVERS);
     }
 
-    // While the first half of the next chunk is substituted: the state at this one's end, and what it read.
-    if constexpr (!RATES_BY_MIXERS) {
-      give_rates(chunk + 1, 1);
-      if (more) announce(REST_PREPARED, ABOUT_RATES);
-    }
+    // While the next chunk is substituted: the state at this one's end, and what it read.
     {
       const A16 pf = gram_operand(chunk, 0);
 #pragma unroll
@@ -421,8 +385,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     if (a.kept_c) {
       const i64 unit = chunk_row(a.bounds, w.span, chunk, a.T) * w.warp_units + w.first_unit + p.warp;
 #pragma unroll
-      for (int i = 0; i < 2; i++)  // the tile's rows, without their padding
-        a.kept_c[(unit * 2 + i) * 32 + p.lane] = *(const uint4_*)(c_tile + pair_row(i * 16 + p.lane / 2) + p.lane % 2 * 16);
+      for (int m = 0; m < 2; m++) store_kept((u32*)(a.kept_c + unit * 64), c[m], m * 16, p);  // the tile is being written again
       if ((chunk + 1) * C % SEGMENT == 0 || chunk + 1 == w.chunks) {
         const i64 row = segment_row(a.bounds, w.span, chunk * C / SEGMENT, a.T) * w.warp_units + w.first_unit + p.warp;
         keep_state(a.kept_W, row, W, p.lane);
@@ -456,7 +419,7 @@ KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_forward_split(const Argument
   w.span = sequence(a.bounds, block / VT / a.H, a.T);
   w.unit = w.span.n * a.H + w.head, w.warp_units = a.H * VT * NW, w.first_unit = (w.head * VT + w.vt) * NW;
   w.chunks = (int)((w.span.end - w.span.begin + C - 1) / C);
-  for (int i = (int)threadIdx.x; i < 2 * WRITTEN / 4; i += ALL_THREADS) ((u32*)(shared + AT_C))[i] = 0;  // columns without a mixture
+  for (int i = (int)threadIdx.x; i < WRITTEN / 4; i += ALL_THREADS) ((u32*)(shared + AT_C))[i] = 0;  // columns without a mixture
   sync_block();
   if (p.warp < NW) {
     multiply(a, shared, w, p);

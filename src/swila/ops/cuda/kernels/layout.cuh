@@ -361,15 +361,18 @@ DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, 
 }
 // The same for all 16 tokens, into a tile [token, column].
 DEVICE void put_prior(float* tile, const char* logits, const Place& p) {
+  float x[2][DB][JT], y[2][DB][JT];  // all loads before any store, which they could not pass
 #pragma unroll
   for (int h = 0; h < 2; h++)
 #pragma unroll
-    for (int b = 0; b < DB; b++) {
-      float x[JT], y[JT];
-      prior_of(x, y, logits, p.row + h * 8, b, p);
+    for (int b = 0; b < DB; b++) prior_of(x[h][b], y[h][b], logits, p.row + h * 8, b, p);
 #pragma unroll
-      for (int i = 0; i < JT; i++) *(float2_*)&tile[(p.row + h * 8) * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[i], y[i]};
-    }
+  for (int h = 0; h < 2; h++)
+#pragma unroll
+    for (int b = 0; b < DB; b++)
+#pragma unroll
+      for (int i = 0; i < JT; i++)
+        *(float2_*)&tile[(p.row + h * 8) * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[h][b][i], y[h][b][i]};
   sync_warp();
 }
 // And of a lane's column; `tile` is for the exchange.
