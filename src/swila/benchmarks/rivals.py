@@ -109,7 +109,7 @@ def gdn_backward_allowed() -> Iterator[None]:
 def milliseconds(work: Callable[[], object], times: int = 5) -> float:
     """Device time of a piece of work: the median of some in a row, so that the host is ahead of the device."""
     events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(times)]
-    torch.cuda._sleep(10_000_000)  # the device waits while the host queues the first
+    torch.cuda._sleep(60_000_000)  # the device waits while the host queues them
     for start, end in events:
         start.record()
         work()
@@ -246,20 +246,25 @@ def ratios(shape: Shape, timings: list[Timing]) -> list[Ratio]:
 
 
 def benchmark(
-    shapes: tuple[Shape, ...], device: str, repeats: int, progress: Callable[[str], None] = lambda text: None
+    shapes: tuple[Shape, ...],
+    device: str,
+    repeats: int,
+    progress: Callable[[str], None] = lambda text: None,
+    save: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
-    """Everything, as a record for a results file."""
+    """Everything, as a record for a results file; ``save`` is called with what there is after each shape."""
     bandwidth = copy_bandwidth(device)
     record: dict[str, Any] = {"copy_bytes_per_ms": bandwidth, "shapes": [], "ratios": []}
+    progress("timing the decoding step")
+    record["decode"] = {"shape": asdict(DECODE), **decode(device, repeats, bandwidth)}
     with gdn_backward_allowed() if fla.unusable() is None else _nothing():
         for shape in shapes:
             timings = contest(shape, device, repeats, bandwidth, progress=progress)
             record["shapes"].append({"shape": asdict(shape), "timings": [asdict(timing) for timing in timings]})
             record["ratios"] += [asdict(ratio) for ratio in ratios(shape, timings)]
+            save(record)
             gc.collect()
             torch.cuda.empty_cache()
-    progress("timing the decoding step")
-    record["decode"] = {"shape": asdict(DECODE), **decode(device, repeats, bandwidth)}
     return record
 
 

@@ -121,10 +121,13 @@ def _beside_rivals(shape: str | None, device: str, repeats: int, path: Path) -> 
         console = Console()
         if reason := fla.unusable():
             console.print(f"[yellow]no rivals: {escape(reason)}[/]")
+        about = {"benchmark": "op", "environment": environment(), "device": device, "repeats": repeats}
+
+        def save(record: dict) -> None:
+            path.write_text(json.dumps(about | record, indent=2) + "\n")
+
         with console.status("starting") as status:
-            record = benchmark(shapes, device, repeats, status.update)
-    record = {"benchmark": "op", "environment": environment(), "device": device, "repeats": repeats, **record}
-    path.write_text(json.dumps(record, indent=2) + "\n")
+            record = benchmark(shapes, device, repeats, status.update, save)
     headings = ("", "forward ms", "× bytes", "fwd + bwd ms", "× bytes", "peak GB", "kept / inputs")
     for found in record["shapes"]:
         title = " ".join(f"{name}{size}" for name, size in found["shape"].items())

@@ -246,30 +246,34 @@ template <class T, int R> DEVICE void load_column(float (&x)[C], const char* til
 // Copies of R rows per token of 16 tokens into a tile; tokens from `valid` on become zeros. Where a thread's pieces are is
 // found once, and the same for all tensors of one shape.
 template <int R, int BYTES, int ROW, int TOKEN = R * ROW> struct Pieces {
-  static constexpr int PER_ROW = BYTES / 16, ALL = C * R * PER_ROW, MINE = (ALL + NT - 1) / NT;
-  u32 thread, from[MINE];
-  DEVICE Pieces(i64 token_bytes, int row_stride, u32 thread = threadIdx.x) : thread(thread) {
-#pragma unroll
-    for (int n = 0; n < MINE; n++) {
-      u32 i = n * NT + thread, row = i / PER_ROW;
-      from[n] = row / R * (u32)token_bytes + row % R * row_stride + i % PER_ROW * 16;
-    }
+  static constexpr int PER_ROW = BYTES / 16, PER_TOKEN = R * PER_ROW, ALL = C * PER_TOKEN;
+  static constexpr bool REGULAR = NT % PER_TOKEN == 0;  // then a thread's pieces are the same ones of several tokens
+  static constexpr int STEP = REGULAR ? NT / PER_TOKEN : 1, MINE = REGULAR ? (C + STEP - 1) / STEP : (ALL + NT - 1) / NT;
+  u32 thread, token_bytes, row_stride;
+  DEVICE Pieces(i64 token_bytes, int row_stride, u32 thread = threadIdx.x)
+      : thread(thread), token_bytes((u32)token_bytes), row_stride((u32)row_stride) {}
+  // Which piece of which token is the thread's n-th, and its places in the tile and in memory.
+  DEVICE u32 token(int n) const { return REGULAR ? thread / PER_TOKEN + n * STEP : (n * NT + thread) / PER_TOKEN; }
+  DEVICE u32 piece(int n) const { return REGULAR ? thread % PER_TOKEN : (n * NT + thread) % PER_TOKEN; }
+  DEVICE u32 to(int n) const {
+    if constexpr (REGULAR) return thread / PER_TOKEN * TOKEN + piece(0) / PER_ROW * ROW + piece(0) % PER_ROW * 16 + n * STEP * TOKEN;
+    return token(n) * TOKEN + piece(n) / PER_ROW * ROW + piece(n) % PER_ROW * 16;
   }
+  DEVICE u32 from(int n) const {
+    u32 within = piece(n) / PER_ROW * row_stride + piece(n) % PER_ROW * 16;
+    if constexpr (REGULAR) return thread / PER_TOKEN * token_bytes + within + n * STEP * token_bytes;
+    return token(n) * token_bytes + within;
+  }
+  static constexpr bool FULL = REGULAR ? C % STEP == 0 : ALL % NT == 0;  // every thread has MINE of them
   DEVICE void copy(char* tile, const void* base, int valid) const {
 #pragma unroll
-    for (int n = 0; n < MINE; n++) {
-      u32 i = n * NT + thread, row = i / PER_ROW;
-      if (ALL % NT == 0 || i < ALL)
-        copy_async(tile + row / R * TOKEN + row % R * ROW + i % PER_ROW * 16, (const char*)base + from[n], (int)(row / R) < valid);
-    }
+    for (int n = 0; n < MINE; n++)
+      if (FULL || token(n) < C) copy_async(tile + to(n), (const char*)base + from(n), (int)token(n) < valid);
   }
   DEVICE void flush(void* base, const char* tile, int valid) const {  // the way back
 #pragma unroll
-    for (int n = 0; n < MINE; n++) {
-      u32 i = n * NT + thread, row = i / PER_ROW;
-      if ((ALL % NT == 0 || i < ALL) && (int)(row / R) < valid)
-        *(uint4_*)((char*)base + from[n]) = *(const uint4_*)(tile + row / R * TOKEN + row % R * ROW + i % PER_ROW * 16);
-    }
+    for (int n = 0; n < MINE; n++)
+      if ((FULL || token(n) < C) && (int)token(n) < valid) *(uint4_*)((char*)base + from(n)) = *(const uint4_*)(tile + to(n));
   }
 };
 
