@@ -251,6 +251,7 @@ def benchmark(
     repeats: int,
     progress: Callable[[str], None] = lambda text: None,
     save: Callable[[dict[str, Any]], None] = lambda record: None,
+    rivals: tuple[str, ...] = RIVALS,
 ) -> dict[str, Any]:
     """Everything, as a record for a results file; ``save`` is called with what there is after each shape."""
     bandwidth = copy_bandwidth(device)
@@ -259,7 +260,7 @@ def benchmark(
     record["decode"] = {"shape": asdict(DECODE), **decode(device, repeats, bandwidth)}
     with gdn_backward_allowed() if fla.unusable() is None else _nothing():
         for shape in shapes:
-            timings = contest(shape, device, repeats, bandwidth, progress=progress)
+            timings = contest(shape, device, repeats, bandwidth, rivals, progress)
             record["shapes"].append({"shape": asdict(shape), "timings": [asdict(timing) for timing in timings]})
             record["ratios"] += [asdict(ratio) for ratio in ratios(shape, timings)]
             save(record)

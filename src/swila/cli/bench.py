@@ -37,6 +37,9 @@ def op(
         list[str] | None, typer.Option(help="Backend to time; repeat for several. Default: all.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Turns of each backend; times are medians.", min=1)] = 5,
+    rival: Annotated[
+        list[str] | None, typer.Option(help="On a GPU, whom to time beside: GDN, DeltaNet, KDA. Default: all.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/op-DEVICE.json")
     ] = None,
@@ -61,7 +64,7 @@ def op(
 
     path = out or Path("runs/bench") / f"op-{device.replace(':', '')}.json"
     if device.startswith("cuda") and variant is None and not backend:
-        return _beside_rivals(shape, device, repeats, path)
+        return _beside_rivals(shape, device, repeats, rival, path)
     shape, variant = shape or SHAPE, variant or "plain"
     with one_line_errors():
         sizes, form, kind = parse_shape(shape), parse_variant(variant), parse_dtype(dtype)
@@ -102,20 +105,23 @@ def op(
         raise SystemExit(1)
 
 
-def _beside_rivals(shape: str | None, device: str, repeats: int, path: Path) -> None:
+def _beside_rivals(shape: str | None, device: str, repeats: int, names: list[str] | None, path: Path) -> None:
     import json
 
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from swila.benchmarks.rivals import SHAPES, benchmark
+    from swila.benchmarks.rivals import RIVALS, SHAPES, benchmark
     from swila.environment import environment
     from swila.layers import fla
 
     with one_line_errors():
         parse_device(device)
         shapes = (parse_shape(shape),) if shape else SHAPES
+        for name in names or ():
+            if name not in RIVALS:
+                fail(f"rival must be one of {', '.join(RIVALS)}, got {name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()  # better now than after the measurement
         console = Console()
@@ -127,7 +133,7 @@ def _beside_rivals(shape: str | None, device: str, repeats: int, path: Path) -> 
             path.write_text(json.dumps(about | record, indent=2) + "\n")
 
         with console.status("starting") as status:
-            record = benchmark(shapes, device, repeats, status.update, save)
+            record = benchmark(shapes, device, repeats, status.update, save, tuple(names or RIVALS))
     headings = ("", "forward ms", "× bytes", "fwd + bwd ms", "× bytes", "peak GB", "kept / inputs")
     for found in record["shapes"]:
         title = " ".join(f"{name}{size}" for name, size in found["shape"].items())

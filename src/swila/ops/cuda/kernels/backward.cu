@@ -3,7 +3,7 @@
 // Sums over the columns of several warps go through shared memory in a fixed order. With a decay by key dim states come
 // from states.cu, and gradients of queries, keys and decays are left to backward_keys.cu; with one by column states come
 // from there too, and all that is within a chunk is done by the lanes that own the columns.
-#include "backward.cuh"
+#include "backward_columns.cuh"
 
 // A derivative in a probability grows as its inverse; this keeps it finite.
 DEVICE float finite(float x) {
@@ -236,11 +236,6 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       }
     }
-    auto to_lanes = [&](const float (&x)[4][4], int half, int row, float* tile) {
-#pragma unroll
-      for (int nt = 0; nt < 4; nt++)
-        *(float2_*)&tile[(p.row + row) * U_ROW + nt * 8 + p.quad * 2] = {x[nt][2 * half], x[nt][2 * half + 1]};
-    };
     if constexpr (BY_COLUMN) {
 #pragma unroll
       for (int h = 0; h < 2; h++)
@@ -285,7 +280,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 #pragma unroll
         for (int t = 0; t < C; t++) lq[t] = prior[t];
       } else {
-        to_lanes(S, 0, 0, error_tile), to_lanes(S, 1, 8, error_tile);
+        to_lanes(error_tile, S, 0, 0, p), to_lanes(error_tile, S, 1, 8, p);
         if constexpr (J > 1) put_prior(r_tile, s + STAGE_LQ, p); else sync_warp();
       }
       float gq[8], dout[8], dgate[4], rho = rho_before;
@@ -345,7 +340,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
 
     // Errors and responsibilities, as the forward had them.
     Column delta(error_tile + p.column), r(r_tile + p.column), pi(prior_tile + p.column);
-    float gk[C], ku[C], qs[C], alpha[C], written[C];  // by column: gates, k · W and q · W, decays, and c
+    float gk[C];  // gates, by column
+    DecayedColumn column;
     // The responsibility at a token, from its error, prior, gate and the responsibility at the token before.
     auto share_of = [&](float error, float pi, float g, float last) {
       const float y = -0.5f * LOG2E * error * error;
@@ -392,41 +388,18 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
         }
       sync_warp();
     } else if constexpr (BY_COLUMN) {
-      to_lanes(U, 0, 0, u_tile), to_lanes(U, 1, 8, u_tile);
-      sync_warp();
-      float v[C], prior[C], last = r_before;
+      float u[C], v[C], prior[C], last = r_before;
+      column.load(a, U, S, u_tile, s + STAGE_D, chunk_unit, t0 * H + head, valid, p);
+      column.predict(u, read, a_tile, a_tile + C * C);
       load_column<TX, 1>(v, s + STAGE_V, p);
-      load_decay(alpha, s + STAGE_D, a.decay, t0 * H + head, H, valid, p);
-      load_kept_column(written, a.kept_c + chunk_unit * NS * 64, p);
 #pragma unroll
-      for (int t = 0; t < C; t++) ku[t] = u_tile[t * U_ROW + p.column];
-      sync_warp();
-      to_lanes(S, 0, 0, u_tile), to_lanes(S, 1, 8, u_tile);
-      sync_warp();
-      float w[C], gamma = 1.f;
-#pragma unroll
-      for (int t = 0; t < C; t++) {
-        qs[t] = u_tile[t * U_ROW + p.column];
-        float u = (POST ? gamma : gamma * alpha[t]) * ku[t], x = 0.f;
-#pragma unroll
-        for (int i = 0; i < t; i++) x += a_tile[t * C + i] * w[i];
-        u += POST ? x : alpha[t] * x;
-        gamma *= alpha[t];
-#pragma unroll
-        for (int i = 0; i < t; i++) w[i] *= alpha[t];
-        w[t] = written[t];
-        read[t] = gamma * qs[t];
-#pragma unroll
-        for (int i = 0; i <= t; i++) read[t] += a_tile[C * C + t * C + i] * w[i];
-        delta[t] = (DEAD && !p.alive ? 0.f : v[t]) - u;
-      }
-      sync_warp();
+      for (int t = 0; t < C; t++) delta[t] = (DEAD && !p.alive ? 0.f : v[t]) - u[t];
       if constexpr (KEY_GATE || !NORMALIZE) load_prior(prior, s + STAGE_LK, u_tile, p); else load_column<TB, J>(prior, s + STAGE_LK, p);
       if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
 #pragma unroll
       for (int t = 0; t < C; t++) pi[t] = prior[t], r[t] = last = share_of(delta[t], prior[t], gk[t], last);
     } else {
-      to_lanes(U, 0, 0, error_tile), to_lanes(U, 1, 8, error_tile);
+      to_lanes(error_tile, U, 0, 0, p), to_lanes(error_tile, U, 1, 8, p);
       sync_warp();
       if constexpr (J > 1) put_prior(prior_tile, s + STAGE_LK, p);
       float last = r_before;
@@ -540,184 +513,91 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       }
     };
     if constexpr (BY_COLUMN) {
-      // Reads by later tokens, decayed back to the token at hand: X of S, Y of u. flow: what passes each token's decay, as
-      // differences, and to_end the decay from this token to the chunk's end.
-      float X[C], Y[C], e0[C], flow[C], to_end = 1.f, du[C];
-      float beta[C];
+      float beta[C], e0[C];
       load_column<TB, J>(beta, s + STAGE_BETA, p);
-      if (DEAD && !p.alive)
-#pragma unroll
-        for (int t = 0; t < C; t++) beta[t] = 0.f;
-      to_lanes(E, 0, 0, u_tile), to_lanes(E, 1, 8, u_tile);
+      to_lanes(u_tile, E, 0, 0, p), to_lanes(u_tile, E, 1, 8, p);
       sync_warp();
 #pragma unroll
-      for (int t = 0; t < C; t++) e0[t] = u_tile[t * U_ROW + p.column], flow[t] = 0.f;
-#pragma unroll
-      for (int t = C - 1; t >= 0; t--) {
-        const float c = written[t];
-        float end = to_end * e0[t], e = end + a_tile[C * C + t * C + t] * dS[t], out = 0.f;
-        if (t < C - 1) flow[C - 1] += end * c, out += end;
-#pragma unroll
-        for (int i = t + 1; i < C; i++) {
-          float x = a_tile[C * C + i * C + t] * X[i], y = a_tile[i * C + t] * Y[i];
-          e += x + y;
-          flow[i] += x * c, out += x;
-          if (!POST) flow[i] += y * c, out += y;
-          if (POST && i > t + 1) flow[i - 1] += y * c, out += y;
-        }
-        flow[t] -= out * c;
-        const float br = beta[t] * r[t];
+      for (int t = 0; t < C; t++) {
+        e0[t] = u_tile[t * U_ROW + p.column];
+        if (DEAD && !p.alive) beta[t] = 0.f;
+      }
+      column.substitute(e0, dS, a_tile, a_tile + C * C, [&](int t, float e) {
+        const float br = beta[t] * r[t], last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before;
         float x = br * delta[t] * e + extra_of(t, r[t]) + (KEY_GATE ? m : 0.f);
         float dz = NORMALIZE ? x - r[t] * over_mixtures(x) : x;
         if (DEAD && !p.alive) dz = 0.f;
-        du[t] = delta[t] * dz - br * e;
-        const float last = t > 0 ? r[t > 0 ? t - 1 : 0] : r_before;
+        const float du = delta[t] * dz - br * e;
         if constexpr (KEY_GATE) m = (1.f - gk[t]) * last * blended(last, pi[t], gk[t]) * dz;
-        put_gradients(t, r[t] * delta[t], last, pi[t], gk[t], e, du[t], dz);
-        X[t] = dS[t], Y[t] = du[t];
-#pragma unroll
-        for (int i = t; i < C; i++) {
-          X[i] *= alpha[t];
-          if (!POST || i > t) Y[i] *= alpha[t];
-        }
-        to_end *= alpha[t];
-      }
-      // The part of the state itself, Σ W dW of the column.
-      sync_warp();
-#pragma unroll
-      for (int nt = 0; nt < 4; nt++) {
-        float x = 0.f;
-#pragma unroll
-        for (int kk = 0; kk < KS / 2; kk++)
-#pragma unroll
-          for (int i = 0; i < NS; i++) {
-            uint4_ w = a.chunk_W[(chunk_unit * STATE_PIECES + (i * 4 + nt) * (KS / 2) + kk) * 32 + p.lane];
-#pragma unroll
-            for (int y = 0; y < 4; y++) {
-              const float* d = &dW[nt / 2][4 * kk + y][nt % 2 * 2];
-              x += as_float(w.x[y] << 16) * d[0] + as_float(w.x[y] & 0xffff0000u) * d[1];
-            }
-          }
-        x += shfl_xor(x, 1), x += shfl_xor(x, 2);
-        if (p.quad == 0) u_tile[nt * 8 + p.row] = x;
-      }
-      sync_warp();
-      flow[C - 1] += to_end * u_tile[p.column];
-      sync_warp();
-      u_tile[p.column] = to_end;  // for the state's adjoint, later
+        put_gradients(t, r[t] * delta[t], last, pi[t], gk[t], e, du, dz);
+        return du;
+      });
+      column.finish_flow(a, dW, chunk_unit, u_tile, p);
+      u_tile[p.column] = column.to_end;  // for the state's adjoint, later
 #pragma unroll
       for (int t = 0; t < C; t++) {
-        flow[t] += X[t] * qs[t];
-        if (!POST) flow[t] += Y[t] * ku[t];
-        if (POST && t > 0) flow[t > 0 ? t - 1 : 0] += Y[t] * ku[t];
-      }
-#pragma unroll
-      for (int t = C - 1; t >= 0; t--) {
-        if (t < C - 1) flow[t] += flow[t < C - 1 ? t + 1 : t];
-        if constexpr (DECAY == 2) put_gradient<TD>(s + STAGE_D, p, t, flow[t]);
+        if constexpr (DECAY == 2) put_gradient<TD>(s + STAGE_D, p, t, column.flow[t]);
         if (DECAY == 3 && p.alive && t < valid)
-          ((float*)a.ddecay)[(((t0 + t) * H + head) * J + p.j) * V + first + p.d] = flow[t];
+          ((float*)a.ddecay)[(((t0 + t) * H + head) * J + p.j) * V + first + p.d] = column.flow[t];
       }
-      // dA and dP, level by level: tiles of readers and writers, decayed to where their block is split.
-      Channel channel;
-      channel.load(alpha);
-#pragma unroll
-      for (int level = -1; level < 4; level++) {
-        float one[C], two[C];
-#pragma unroll
-        for (int t = 0; t < C; t++) {
-          bool late = level >= 0 && is_late(t, level);
-          one[t] = late ? du[t] * channel.read(t, level) : written[t] * (level < 0 ? 1.f : channel.suf[t]);
-          two[t] = level < 0 ? dS[t] : late ? dS[t] * channel.pre[t] : 0.f;
-        }
-        put_columns(du_tile, p, one), put_columns(ds_tile, p, two);
-        if (level >= 0) channel.widen(level);
-        sync_warp();
-        float x[2][4] = {}, y[2][4] = {};
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          A16 one_tokens = load_tokens_operand(du_tile, i * 16, p.lane), two_tokens = load_tokens_operand(ds_tile, i * 16, p.lane);
-#pragma unroll
-          for (int h = 0; h < 2; h++) {
-            product(x[h], one_tokens, half_of(one_tokens, h));
-            product(y[h], two_tokens, half_of(one_tokens, h));
-          }
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            int t = p.row + (i >> 1) * 8, w = h * 8 + p.quad * 2 + (i & 1);
-            if (level < 0) {
-              gram_a[h][i] = 0.f, gram_p[h][i] = t == w ? y[h][i] : 0.f;
-            } else if (is_split(t, w, level)) {
-              gram_a[h][i] = x[h][i], gram_p[h][i] = y[h][i];
-            }
-          }
-        sync_warp();
-      }
-      put_columns(du_tile, p, Y), put_columns(ds_tile, p, X);
-      float after = 1.f;
-#pragma unroll
-      for (int t = C - 1; t >= 0; t--) written[t] *= after, after *= alpha[t];
-      put_columns(mine + WARP_C, p, written);
-      sync_warp();
+      column.grams(gram_a, gram_p, dS, du_tile, ds_tile, p);
+      column.leave(du_tile, ds_tile, mine + WARP_C, p);
     } else {
 #pragma unroll
-    for (int half = 1; half >= 0; half--) {
-      if (half == 0) {
-        Pair du[4], none = {};
-        load_half(du, du_tile, 1, p.lane);
+      for (int half = 1; half >= 0; half--) {
+        if (half == 0) {
+          Pair du[4], none = {};
+          load_half(du, du_tile, 1, p.lane);
 #pragma unroll
-        for (int nt = 0; nt < 4; nt++) {
-          float more[4] = {E[nt][0], E[nt][1], 0.f, 0.f};
-          product_k8(more, cross[group_of(nt)], none, du[nt]);
-          E[nt][0] = more[0], E[nt][1] = more[1];
-        }
-      }
-      to_lanes(E, half, 0, u_tile);
-      sync_warp();
-      // dz = x - r Σ x with x = β r δ e + more, and du = δ dz - β r e: of these only Σ x waits for the token after.
-      float e[8], du[8], dz[8], rd[8], beta[8], g[8], share[8], prior[8], before = r_before;
-      load_half_column<TB, J>(beta, s + STAGE_BETA, half, p);
-      if (KEY_GATE) load_half_column<TB, 1>(g, s + STAGE_GK, half, p);
-      if (KEY_GATE && half) before = r[7];
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        e[i] = u_tile[i * U_ROW + p.column], share[i] = r[half * 8 + i], rd[i] = delta[half * 8 + i];
-        if constexpr (KEY_GATE || !NORMALIZE) prior[i] = pi[half * 8 + i];
-        if (DEAD && !p.alive) beta[i] = 0.f;
-      }
-      auto last = [&](int i) { return i > 0 ? share[i > 0 ? i - 1 : 0] : before; };
-#pragma unroll
-      for (int i = 7; i >= 0; i--) {
-        const float error = rd[i], br = beta[i] * share[i];
-        rd[i] *= share[i];
-        float x = br * error * e[i];
-        if (STATS || KEY_GATE) x += extra_of(half * 8 + i, share[i]) + (KEY_GATE ? m : 0.f);
-        float part = error * x - br * e[i];
-        if constexpr (NORMALIZE) {
-          float sum = over_mixtures(x);
-          du[i] = part - rd[i] * sum, dz[i] = x - share[i] * sum;
-        } else {
-          du[i] = part, dz[i] = x;
-        }
-        if (DEAD && !p.alive) du[i] = 0.f, dz[i] = 0.f;
-        if (KEY_GATE) m = (1.f - g[i]) * last(i) * blended(last(i), prior[i], g[i]) * dz[i];
-#pragma unroll
-        for (int i4 = 0; i4 < 2; i4++)
-          if (i4 * 4 < i) {
-            float4_ row = *(const float4_*)&blocks[half * 64 + i * 8 + i4 * 4];
-#pragma unroll
-            for (int y = 0; y < 4; y++)
-              if (i4 * 4 + y < i) e[i4 * 4 + y] += row.x[y] * du[i];
+          for (int nt = 0; nt < 4; nt++) {
+            float more[4] = {E[nt][0], E[nt][1], 0.f, 0.f};
+            product_k8(more, cross[group_of(nt)], none, du[nt]);
+            E[nt][0] = more[0], E[nt][1] = more[1];
           }
-      }
-      put_column(du_tile, p, half, du);
-      sync_warp();
+        }
+        to_lanes(u_tile, E, half, 0, p);
+        sync_warp();
+        // dz = x - r Σ x with x = β r δ e + more, and du = δ dz - β r e: of these only Σ x waits for the token after.
+        float e[8], du[8], dz[8], rd[8], beta[8], g[8], share[8], prior[8], before = r_before;
+        load_half_column<TB, J>(beta, s + STAGE_BETA, half, p);
+        if (KEY_GATE) load_half_column<TB, 1>(g, s + STAGE_GK, half, p);
+        if (KEY_GATE && half) before = r[7];
 #pragma unroll
-      for (int i = 7; i >= 0; i--) put_gradients(half * 8 + i, rd[i], last(i), prior[i], g[i], e[i], du[i], dz[i]);
-    }
+        for (int i = 0; i < 8; i++) {
+          e[i] = u_tile[i * U_ROW + p.column], share[i] = r[half * 8 + i], rd[i] = delta[half * 8 + i];
+          if constexpr (KEY_GATE || !NORMALIZE) prior[i] = pi[half * 8 + i];
+          if (DEAD && !p.alive) beta[i] = 0.f;
+        }
+        auto last = [&](int i) { return i > 0 ? share[i > 0 ? i - 1 : 0] : before; };
+#pragma unroll
+        for (int i = 7; i >= 0; i--) {
+          const float error = rd[i], br = beta[i] * share[i];
+          rd[i] *= share[i];
+          float x = br * error * e[i];
+          if (STATS || KEY_GATE) x += extra_of(half * 8 + i, share[i]) + (KEY_GATE ? m : 0.f);
+          float part = error * x - br * e[i];
+          if constexpr (NORMALIZE) {
+            float sum = over_mixtures(x);
+            du[i] = part - rd[i] * sum, dz[i] = x - share[i] * sum;
+          } else {
+            du[i] = part, dz[i] = x;
+          }
+          if (DEAD && !p.alive) du[i] = 0.f, dz[i] = 0.f;
+          if (KEY_GATE) m = (1.f - g[i]) * last(i) * blended(last(i), prior[i], g[i]) * dz[i];
+#pragma unroll
+          for (int i4 = 0; i4 < 2; i4++)
+            if (i4 * 4 < i) {
+              float4_ row = *(const float4_*)&blocks[half * 64 + i * 8 + i4 * 4];
+#pragma unroll
+              for (int y = 0; y < 4; y++)
+                if (i4 * 4 + y < i) e[i4 * 4 + y] += row.x[y] * du[i];
+            }
+        }
+        put_column(du_tile, p, half, du);
+        sync_warp();
+#pragma unroll
+        for (int i = 7; i >= 0; i--) put_gradients(half * 8 + i, rd[i], last(i), prior[i], g[i], e[i], du[i], dz[i]);
+      }
     }
 
     A16 du_columns[2];
@@ -736,45 +616,44 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
       sync_block();
     } else {
-    A16 c_tokens[2], du_tokens[2], ds_tokens[2];
+      A16 c_tokens[2], du_tokens[2], ds_tokens[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      ds_tokens[i] = load_tokens_operand(ds_tile, i * 16, p.lane);
-      c_tokens[i] = load_tokens_operand(c_tile, i * 16, p.lane);
-      du_tokens[i] = load_tokens_operand(du_tile, i * 16, p.lane);
-    }
-    // Within the chunk: dA = du c^T below the diagonal, dP = dS c^T on and below it.
-    A16 da, da_t, dp, dp_t;
-    {
-      float x[2][4] = {}, y[2][4] = {};
+      for (int i = 0; i < 2; i++) {
+        ds_tokens[i] = load_tokens_operand(ds_tile, i * 16, p.lane);
+        c_tokens[i] = load_tokens_operand(c_tile, i * 16, p.lane);
+        du_tokens[i] = load_tokens_operand(du_tile, i * 16, p.lane);
+      }
+      // Within the chunk: dA = du c^T below the diagonal, dP = dS c^T on and below it.
+      A16 da, da_t, dp, dp_t;
+      {
+        float x[2][4] = {}, y[2][4] = {};
 #pragma unroll
-      for (int i = 0; i < 2; i++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-          product(x[h], du_tokens[i], half_of(c_tokens[i], h)), product(y[h], ds_tokens[i], half_of(c_tokens[i], h));
-      masked(x, 1), masked(y, 0);
+          for (int h = 0; h < 2; h++)
+            product(x[h], du_tokens[i], half_of(c_tokens[i], h)), product(y[h], ds_tokens[i], half_of(c_tokens[i], h));
+        masked(x, 1), masked(y, 0);
+        if constexpr (BY_COLUMN) {
+#pragma unroll
+          for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[h][i] = gram_a[h][i], y[h][i] = gram_p[h][i];
+        }
+        da = as_rows(x[0], x[1]), da_t = stacked(as_columns(x[0]), as_columns(x[1]));
+        dp = as_rows(y[0], y[1]), dp_t = stacked(as_columns(y[0]), as_columns(y[1]));
+      }
+      // This warp's part of dq and dk, eight key dims at a time, and the adjoint of the state at the chunk's start.
+      float* sums = (float*)mine;
+      float across[2][2];  // by column: decay across the chunk, of this lane's rows of the state
       if constexpr (BY_COLUMN) {
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
-          for (int i = 0; i < 4; i++) x[h][i] = gram_a[h][i], y[h][i] = gram_p[h][i];
+          for (int h = 0; h < 2; h++) across[i][h] = u_tile[i * 16 + h * 8 + p.row];
       }
-      da = as_rows(x[0], x[1]), da_t = stacked(as_columns(x[0]), as_columns(x[1]));
-      dp = as_rows(y[0], y[1]), dp_t = stacked(as_columns(y[0]), as_columns(y[1]));
-    }
-    // This warp's part of dq and dk, eight key dims at a time, and the adjoint of the state at the chunk's start.
-    float* sums = (float*)mine;
-    float across[2][2];  // by column: decay across the chunk, of this lane's rows of the state
-    if constexpr (BY_COLUMN) {
+      sync_warp();
 #pragma unroll
-      for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) across[i][h] = u_tile[i * 16 + h * 8 + p.row];
-    }
-    sync_warp();
-#pragma unroll
-    for (int ks = 0; ks < KS; ks++) {
-      {
+      for (int ks = 0; ks < KS; ks++) {
         B16 kb[2], qb[2];
         load_transposed(kb[0], kb[1], k_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
         load_transposed(qb[0], qb[1], q_tile, OPERAND_TILE, ROW, ks * 16, p.lane);
@@ -817,35 +696,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
           }
         }
       }
-    }
-    sync_block();
-
-    // Sums over the warps, and everything else that is complete, to memory.
-    constexpr int PAIRS = 2 * C * K / 2;
-    const u32 thread = thread_again();
-#pragma unroll
-    for (int from = 0; from < PAIRS; from += NT) {
-      u32 i = from + thread;
-      if (PAIRS % NT == 0 || i < PAIRS) {
-        u32 which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
-        float x = 0.f, y = 0.f;
-        const char* part = shared + STAGES * STAGE_BYTES + ((which * C + t) * SUM_ROW + dim) * 4;
-#pragma unroll
-        for (int w = 0; w < NW; w++) {
-          float2_ z = *(const float2_*)(part + w * WARP_BYTES);
-          x += z.x[0], y += z.x[1];
-        }
-        if ((int)t < valid) {
-          i64 place = ((t0 + t) * H + head) * K + dim;
-          if constexpr (VT == 1) {
-            store2((which ? a.dk : a.dq) + place, x, y);
-          } else {
-            i64 tokens = a.bounds ? T : a.N * T;
-            store2(a.partial + (which * VT + vt) * tokens * H * K + place, x, y);
-          }
-        }
-      }
-    }
+      sync_block();
+      store_sums(a, shared + STAGES * STAGE_BYTES, t0, head, vt, valid);
     }
     const i64 row = t0 * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
     const ChunkPieces pieces(H, thread_again());

@@ -68,6 +68,31 @@ struct ChunkPieces {
         decays(decay_pieces(H, thread)) {}
 };
 
+// Sums of the warps' parts of dq and dk, to memory.
+DEVICE void store_sums(const Arguments& a, const char* parts, i64 t0, i64 head, int vt, int valid) {
+  constexpr int PAIRS = 2 * C * K / 2;
+  const u32 thread = thread_again();
+#pragma unroll
+  for (int from = 0; from < PAIRS; from += NT) {
+    const u32 i = from + thread, which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
+    if (PAIRS % NT != 0 && i >= PAIRS) continue;
+    float x = 0.f, y = 0.f;
+#pragma unroll
+    for (int w = 0; w < NW; w++) {
+      float2_ z = *(const float2_*)(parts + w * WARP_BYTES + ((which * C + t) * SUM_ROW + dim) * 4);
+      x += z.x[0], y += z.x[1];
+    }
+    if ((int)t >= valid) continue;
+    const i64 place = ((t0 + t) * a.H + head) * K + dim;
+    if constexpr (VT == 1) {
+      store2((which ? a.dk : a.dq) + place, x, y);
+    } else {
+      const i64 tokens = a.bounds ? a.T : a.N * a.T;
+      store2(a.partial + (which * VT + vt) * tokens * a.H * K + place, x, y);
+    }
+  }
+}
+
 // What a lane has of each token of its column: in registers, or in a tile where these are short.
 struct InRegisters {
   float x[C];

@@ -210,6 +210,13 @@ DEVICE void load_half(Pair (&b)[4], const char* tile, int half, int lane) {
   }
 }
 
+// Half of the accumulators [16 tokens, 32 columns] into a tile of floats, from row `row` on, for lanes to read by column.
+DEVICE void to_lanes(float* tile, const float (&x)[4][4], int half, int row, const Place& p) {
+#pragma unroll
+  for (int nt = 0; nt < 4; nt++)
+    *(float2_*)&tile[(p.row + row) * U_ROW + nt * 8 + p.quad * 2] = {x[nt][2 * half], x[nt][2 * half + 1]};
+}
+
 // Rows [token, J] of logits that lanes read by token: tokens fall into different banks.
 constexpr int BY_TOKEN = J * B_ROW + 16;
 
