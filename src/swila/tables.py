@@ -41,6 +41,39 @@ def op_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def rivals_tables(record: dict[str, Any]) -> str:
+    """Markdown for results of ``swila bench op`` on a GPU: ratios of times, then the times."""
+    shapes = [" ".join(f"{name}{found['shape'][name]}" for name in "BTH") for found in record["shapes"]]
+    by_what: dict[str, list[str]] = {}
+    for ratio in record["ratios"]:
+        by_what.setdefault(ratio["what"], []).append(f"{ratio['value']:.2f}")
+    lines = ["| time over time | " + " | ".join(shapes) + " |", "|---|" + "---:|" * len(shapes)]
+    lines += [f"| {what} | " + " | ".join(values) + " |" for what, values in by_what.items()]
+    lines += [
+        "",
+        "| shape | | forward ms | × bytes | forward + backward ms | × bytes | peak GB | kept / inputs |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for shape, found in zip(shapes, record["shapes"], strict=True):
+        for row in found["timings"]:
+            lines.append(
+                f"| {shape} | {row['name']} | {row['forward_ms']:.2f} | {row['forward_ms'] / row['floor_ms']:.1f} | "
+                f"{row['total_ms']:.2f} | {row['total_ms'] / row['total_floor_ms']:.1f} | "
+                f"{row['peak_bytes'] / 1e9:.2f} | {row['kept_ratio']:.2f} |"
+            )
+    step, size = record["decode"], record["decode"]["shape"]
+    lines += [
+        "",
+        f"SwiLA with K, V 64 and J 4 (plain, temporal, and gated: a decay per key dim) beside "
+        f"flash-linear-attention's kernels with heads of 128, a state of the same size; bfloat16, in one run, medians "
+        f"of {record['repeats']} turns. × bytes is the time over that of moving inputs, outputs and gradients once, as "
+        f"fast as a copy; kept is for the backward, inputs counted in. The decoding step, in place at B{size['B']} "
+        f"H{size['H']}, takes {step['ms'] * 1e3:.0f} µs, {step['ratio']:.2f} times reading and writing the state once. "
+        f"{conditions(record)}.",
+    ]
+    return "\n".join(lines)
+
+
 def cdar_table(record: dict[str, Any], longer: dict[str, Any]) -> str:
     """Markdown for the results of ``swila run cdar``, and what became of its models with more steps."""
     lines = [
@@ -77,7 +110,12 @@ def tables(results: Path) -> dict[str, str]:
     """All tables of the README, by the name of their markers."""
     op = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
     cdar, longer = (json.loads((results / f"cdar-tiny{suffix}.json").read_text()) for suffix in ("", "-long"))
-    return {"bench-op-cpu": op_table(op), "run-cdar-tiny": cdar_table(cdar, longer)}
+    rivals = json.loads((results / "op-cuda.json").read_text())
+    return {
+        "bench-op-cpu": op_table(op),
+        "bench-op-cuda": rivals_tables(rivals),
+        "run-cdar-tiny": cdar_table(cdar, longer),
+    }
 
 
 def insert(text: str, name: str, table: str) -> str:
