@@ -1,6 +1,6 @@
 // Gradients of queries, keys and decays where the decay is by key dim: all chunks at once, from what backward.cu leaves of
 // them. A warp has 32 key dims of one mixture: first the products over the state's columns, then each lane one key dim.
-#include "layout.cuh"
+#include "state.cuh"
 
 constexpr int TASKS = KS / 2;                     // warps per mixture
 constexpr int UNITS = V / DPW < 1 ? 1 : V / DPW;  // of 32 columns in a head

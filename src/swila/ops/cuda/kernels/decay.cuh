@@ -2,7 +2,7 @@
 // both factors of its decay are at most one. Level L has blocks of 2^L tokens, and splits those pairs whose reader is in
 // an odd block and whose writer is in the even one before it: four levels split all pairs of 16 tokens.
 #pragma once
-#include "layout.cuh"
+#include "state.cuh"
 
 // One channel, of key dims or of columns, over the 16 tokens of a chunk or a half of them.
 template <int N> struct ChannelOf {
