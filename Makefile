@@ -23,7 +23,7 @@ test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -q -n auto
 
 test-gpu: $(READY)  ## the tests of operation and layers on an NVIDIA GPU
-	@$(BIN)/python -m pytest -q --device cuda tests/ops/test_kernels.py tests/ops/test_against_reference.py tests/layers
+	@$(BIN)/python -m pytest -q --device cuda tests/ops tests/layers
 
 lint: $(READY)  ## style and types, as CI checks them
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

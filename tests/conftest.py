@@ -23,12 +23,19 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
+    """``backend``: each that is compared with the specification on the device; ``any_backend``: that one too, and
+    ``asked_for``: also ``auto``.
+    """
+    problem = replace(problem_of(make_call()), device=metafunc.config.getoption("--device"))
+    served = [b.name for b in all_backends() if why_not(b, problem) is None]
+    if problem.device != "cpu":  # the torch paths are the same there, and take long
+        served = [name for name in served if not get_backend(name).slow_on_gpu]
     if "backend" in metafunc.fixturenames:
-        problem = replace(problem_of(make_call()), device=metafunc.config.getoption("--device"))
-        served = [b.name for b in all_backends() if why_not(b, problem) is None]
-        if problem.device != "cpu":  # the torch paths are the same there, and take long
-            served = [name for name in served if not get_backend(name).slow_on_gpu]
         metafunc.parametrize("backend", [name for name in served if name != "reference"])
+    if "any_backend" in metafunc.fixturenames:
+        metafunc.parametrize("any_backend", served)
+    if "asked_for" in metafunc.fixturenames:
+        metafunc.parametrize("asked_for", [*served, "auto"])
 
 
 @pytest.fixture

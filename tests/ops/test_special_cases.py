@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from served import on_cpu
+from served import assert_near, fitting_call
 
 from swila import switching_delta_rule
-from swila.testing import Shape, Variant, make_call
+from swila.testing import Shape, Variant
 
 SHAPE = Shape(B=2, T=40, H=2, K=6, V=5, J=1)
 
@@ -30,46 +30,46 @@ def delta_net(q, k, v, beta, alpha=None):
     return out
 
 
-@pytest.mark.parametrize("name", [*on_cpu(), "auto"])
 @pytest.mark.parametrize("decay", [None, "head", "key"], ids=["DeltaNet", "GatedDeltaNet", "KDA"])
-def test_one_mixture(name, decay):
-    call = make_call(Variant(decay), SHAPE, dtype=torch.float64, initial_state=False)
+def test_one_mixture(asked_for, device, decay):
+    call = fitting_call(asked_for, device, Variant(decay), SHAPE, initial_state=False)
     alpha = None if decay is None else call["log_decay"].exp()[..., 0, 0, :]
     expected = delta_net(call["q"], call["k"], call["v"], call["beta"][..., 0, :], alpha)
-    out = switching_delta_rule(**call, backend=name).output
-    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
+    out = switching_delta_rule(**call, backend=asked_for).output
+    assert_near(out, expected, 1e-12)
     inputs = [call[x] for x in ("q", "k", "v", "beta", "log_decay") if x in call]
-    weight = torch.randn(out.shape, dtype=out.dtype)
+    weight = torch.randn_like(out)
     for ours, theirs in zip(
         torch.autograd.grad(out, inputs, weight), torch.autograd.grad(expected, inputs, weight), strict=True
     ):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)
+        assert_near(ours, theirs)
 
 
-@pytest.mark.parametrize("name", on_cpu())
-def test_logits_of_one_mixture_do_not_matter(name):
-    call = make_call(shape=SHAPE, dtype=torch.float64)
-    out = switching_delta_rule(**call, backend=name).output
+def test_logits_of_one_mixture_do_not_matter(any_backend, device):
+    call = fitting_call(any_backend, device, shape=SHAPE)
+    out = switching_delta_rule(**call, backend=any_backend).output
     dkey, dquery = torch.autograd.grad(out.sum(), [call["key_logits"], call["query_logits"]])
     assert dkey.abs().max() < 1e-12
     assert dquery.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", on_cpu())
-def test_open_gates_are_the_plain_rule(name):
-    call = make_call(Variant(key_temporal=True, query_temporal=True), dtype=torch.float64)
+def test_open_gates_are_the_plain_rule(any_backend, device):
+    call = fitting_call(any_backend, device, Variant(key_temporal=True, query_temporal=True))
     gates = {gate: torch.ones_like(call[gate]) for gate in ("key_gate", "query_gate")}
-    temporal = switching_delta_rule(**call | gates, backend=name).output
+    temporal = switching_delta_rule(**call | gates, backend=any_backend).output
     plain = {k: v for k, v in call.items() if k not in gates}
     plain["initial_state"] = call["initial_state"]._replace(r=None, rho=None)
-    torch.testing.assert_close(temporal, switching_delta_rule(**plain, backend=name).output, atol=1e-12, rtol=1e-12)
+    assert_near(temporal, switching_delta_rule(**plain, backend=any_backend).output, 1e-12)
 
 
-@pytest.mark.parametrize("name", on_cpu())
-def test_orders_of_decay_differ_only_with_decay(name):
-    call = make_call(Variant("key"), dtype=torch.float64)
-    outputs = {o: switching_delta_rule(**call | {"decay_order": o}, backend=name).output for o in ("pre", "post")}
+def test_orders_of_decay_differ_only_with_decay(any_backend, device):
+    call = fitting_call(any_backend, device, Variant("key"))
+    outputs = {
+        o: switching_delta_rule(**call | {"decay_order": o}, backend=any_backend).output for o in ("pre", "post")
+    }
     assert (outputs["pre"] - outputs["post"]).abs().max() > 1e-3
     call["log_decay"] = torch.zeros_like(call["log_decay"])
-    outputs = {o: switching_delta_rule(**call | {"decay_order": o}, backend=name).output for o in ("pre", "post")}
-    torch.testing.assert_close(outputs["pre"], outputs["post"], atol=1e-12, rtol=1e-12)
+    outputs = {
+        o: switching_delta_rule(**call | {"decay_order": o}, backend=any_backend).output for o in ("pre", "post")
+    }
+    assert_near(outputs["pre"], outputs["post"], 1e-12)
