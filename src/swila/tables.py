@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from swila.benchmarks.rivals import HEADINGS, cells
 from swila.experiments.cdar import MODELS
 from swila.testing import VARIANTS
 
@@ -51,16 +52,11 @@ def rivals_tables(record: dict[str, Any]) -> str:
     lines += [f"| {what} | " + " | ".join(values) + " |" for what, values in by_what.items()]
     lines += [
         "",
-        "| shape | | forward ms | × bytes | forward + backward ms | × bytes | peak GB | kept / inputs |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| shape | " + " | ".join(HEADINGS) + " |",
+        "|---|---|" + "---:|" * (len(HEADINGS) - 1),
     ]
     for shape, found in zip(shapes, record["shapes"], strict=True):
-        for row in found["timings"]:
-            lines.append(
-                f"| {shape} | {row['name']} | {row['forward_ms']:.2f} | {row['forward_ms'] / row['floor_ms']:.1f} | "
-                f"{row['total_ms']:.2f} | {row['total_ms'] / row['total_floor_ms']:.1f} | "
-                f"{row['peak_bytes'] / 1e9:.2f} | {row['kept_ratio']:.2f} |"
-            )
+        lines += [f"| {shape} | " + " | ".join(cells(timing)) + " |" for timing in found["timings"]]
     step, size = record["decode"], record["decode"]["shape"]
     lines += [
         "",

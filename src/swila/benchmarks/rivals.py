@@ -228,6 +228,18 @@ def decode(device: str, repeats: int, bandwidth: float) -> dict[str, float]:
     return {"ms": found, "floor_ms": floor, "ratio": found / floor}
 
 
+HEADINGS = ("", "forward ms", "× bytes", "forward + backward ms", "× bytes", "peak GB", "kept / inputs")
+
+
+def cells(timing: dict[str, Any]) -> tuple[str, ...]:
+    """One contender's row of a table with these headings, from its record."""
+    return (
+        timing["name"], f"{timing['forward_ms']:.2f}", f"{timing['forward_ms'] / timing['floor_ms']:.1f}",
+        f"{timing['total_ms']:.2f}", f"{timing['total_ms'] / timing['total_floor_ms']:.1f}",
+        f"{timing['peak_bytes'] / 1e9:.2f}", f"{timing['kept_ratio']:.2f}",
+    )  # fmt: skip
+
+
 def ratios(shape: Shape, timings: list[Timing]) -> list[Ratio]:
     """The comparisons that matter, where both sides were timed."""
     by_name = {timing.name: timing for timing in timings}

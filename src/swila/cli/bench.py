@@ -65,6 +65,8 @@ def op(
     path = out or Path("runs/bench") / f"op-{device.replace(':', '')}.json"
     if device.startswith("cuda") and variant is None and not backend:
         return _beside_rivals(shape, device, repeats, rival, path)
+    if rival:
+        fail("rival is for a GPU, without variant or backend: there are no rivals to time beside otherwise")
     shape, variant = shape or SHAPE, variant or "plain"
     with one_line_errors():
         sizes, form, kind = parse_shape(shape), parse_variant(variant), parse_dtype(dtype)
@@ -112,7 +114,7 @@ def _beside_rivals(shape: str | None, device: str, repeats: int, names: list[str
     from rich.markup import escape
     from rich.table import Table
 
-    from swila.benchmarks.rivals import RIVALS, SHAPES, benchmark
+    from swila.benchmarks.rivals import HEADINGS, RIVALS, SHAPES, benchmark, cells
     from swila.environment import environment
     from swila.layers import fla
 
@@ -134,21 +136,16 @@ def _beside_rivals(shape: str | None, device: str, repeats: int, names: list[str
 
         with console.status("starting") as status:
             record = benchmark(shapes, device, repeats, status.update, save, tuple(names or RIVALS))
-    headings = ("", "forward ms", "× bytes", "fwd + bwd ms", "× bytes", "peak GB", "kept / inputs")
     for found in record["shapes"]:
         title = " ".join(f"{name}{size}" for name, size in found["shape"].items())
         table = Table(title=title, title_justify="left", box=None)
-        for heading in headings:
+        for heading in HEADINGS:
             table.add_column(heading, header_style="bold", justify="right" if heading else "left")
         for row in found["timings"]:
             if row["refused"]:
                 console.print(f"[red]{row['name']} is not timed: {escape(row['refused'])}[/]")
                 continue
-            table.add_row(
-                row["name"], f"{row['forward_ms']:.2f}", f"{row['forward_ms'] / row['floor_ms']:.1f}",
-                f"{row['total_ms']:.2f}", f"{row['total_ms'] / row['total_floor_ms']:.1f}",
-                f"{row['peak_bytes'] / 1e9:.2f}", f"{row['kept_ratio']:.2f}",
-            )  # fmt: skip
+            table.add_row(*cells(row))
         console.print(table)
     for ratio in record["ratios"]:
         console.print(f"{ratio['what']}: [bold]{ratio['value']:.2f}[/]  ({ratio['shape']})")
