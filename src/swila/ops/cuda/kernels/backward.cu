@@ -4,30 +4,14 @@
 // from states.cu, and gradients of queries, keys and decays are left to backward_keys.cu; with one by column states come
 // from there too, and all that is within a chunk is done by the lanes that own the columns.
 #include "backward_columns.cuh"
+#include "backward_errors.cuh"
+#include "backward_queries.cuh"
 
 // A derivative in a probability grows as its inverse; this keeps it finite.
 DEVICE float finite(float x) {
   const float most = 2.5e28f;
   return x > most ? most : x < -most ? -most : x;
 }
-// What is summed over mixtures, of four tokens from t on; a lane stores one of them.
-template <class T> DEVICE void put_sums(char* tile, const Place& p, int t, const float (&x)[4]) {
-  if constexpr (JP == 4) {
-    const float sum = sum_of_four(x, p);
-    if (p.d < V) store((T*)(tile + (t + p.j) * row_bytes<T>(VB)) + p.warp * DPW + p.d, sum);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float sum = sum_mixtures(x[i]);
-      if (p.alive && p.j == 0) store((T*)(tile + (t + i) * row_bytes<T>(VB)) + p.warp * DPW + p.d, sum);
-    }
-  }
-}
-// Gradients take the place of inputs in their tiles, and go from there to memory.
-template <class T, int TOKEN = J * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
-  if (p.alive) store((T*)(tile + t * TOKEN + p.j * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
-}
-
 KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   SHARED(shared);
   const Place p = place();
@@ -52,10 +36,11 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   }
   if (KEY_GATE && a.dr_out && p.alive) m = a.dr_out[at];
   if (QUERY_GATE && a.drho_out && p.alive) drho = a.drho_out[at];
-  float dusage_k = 0.f, dspread_k = 0.f, dusage_q = 0.f, dspread_q = 0.f;
+  Spread spread_k = {}, spread_q = {};
   if (STATS && p.alive) {
     i64 of = (head * J + p.j) * V + first + p.d, all = H * J * V;
-    dusage_k = a.dstats[of], dspread_k = a.dstats[all + of], dusage_q = a.dstats[2 * all + of], dspread_q = a.dstats[3 * all + of];
+    spread_k.usage = a.dstats[of], spread_k.entropy = a.dstats[all + of];
+    spread_q.usage = a.dstats[2 * all + of], spread_q.entropy = a.dstats[3 * all + of];
   }
   if constexpr (K_PADDED)
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
@@ -266,127 +251,19 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       }
     }
 
-    float *error_tile = (float*)(mine + WARP_ERROR), *r_tile = (float*)(mine + WARP_R), *prior_tile = (float*)(mine + WARP_PRIOR);
-    typedef typename PerToken<BY_COLUMN>::type Column;
-
+    const Tiles tiles{s,       u_tile, a_tile, (float*)(mine + WARP_ERROR), (float*)(mine + WARP_R), (float*)(mine + WARP_PRIOR),
+                      du_tile, ds_tile};
     // The query side: dρ and what follows from it, and dS = ρ do. By lanes it comes first where it can, in tiles that are free.
-    Column read(error_tile + p.column);  // what each token reads
+    Column read(tiles.error + p.column);  // what each token reads
     float dS[C];
-    auto mix_by_lanes = [&] {
-      Column lq(r_tile + p.column), mix(u_tile + p.column);
-      if constexpr (BY_COLUMN) {
-        float prior[C];
-        load_prior(prior, s + STAGE_LQ, u_tile, p);
-#pragma unroll
-        for (int t = 0; t < C; t++) lq[t] = prior[t];
-      } else {
-        to_lanes(error_tile, S, 0, 0, p), to_lanes(error_tile, S, 1, 8, p);
-        if constexpr (J > 1) put_prior(r_tile, s + STAGE_LQ, p); else sync_warp();
-      }
-      float gq[8], dout[8], dgate[4], rho = rho_before;
-      auto load = [&](int half) {
-        load_half_column<TX, 1>(dout, s + STAGE_O, half, p);
-        if (QUERY_GATE) load_half_column<TB, 1>(gq, s + STAGE_GQ, half, p);
-        if (DEAD && !p.alive)
-#pragma unroll
-          for (int i = 0; i < 8; i++) dout[i] = 0.f;
-      };
-      // In each half all loads come before any store, which they could not pass.
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        float out[8], prior[8];
-        load(half);
-#pragma unroll
-        for (int i = 0; i < 8; i++) prior[i] = J == 1 ? 1.f : lq[half * 8 + i];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          const int t = half * 8 + i;
-          rho = QUERY_GATE ? (1.f - gq[i]) * rho + gq[i] * prior[i] : prior[i];
-          mix[t] = rho, out[i] = rho * dout[i];
-          if (BY_COLUMN) dS[t] = out[i];
-        }
-        put_column(ds_tile, p, half, out);
-      }
-#pragma unroll
-      for (int half = 1; half >= 0; half--) {
-        float prior[8], back[8], now[8], before[8];
-        load(half);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          const int t = half * 8 + i;
-          prior[i] = J == 1 ? 1.f : lq[t], back[i] = dout[i] * read[t];
-          if (STATS) now[i] = mix[t];
-          if (QUERY_GATE) before[i] = t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before;
-        }
-        sync_warp();
-#pragma unroll
-        for (int i = 7; i >= 0; i--) {
-          const int t = half * 8 + i;
-          if (STATS && t < valid) back[i] += dusage_q - (LN2 * lg2(max_nan(now[i], TINY)) + 1.f) * dspread_q;
-          if (DEAD && !p.alive) back[i] = 0.f;
-          if constexpr (QUERY_GATE) {
-            back[i] += drho;
-            dgate[t % 4] = back[i] * (prior[i] - before[i]);
-            if (t % 4 == 0) put_sums<TB>(s + STAGE_GQ, p, t, dgate);
-            drho = (1.f - gq[i]) * back[i];
-            back[i] *= gq[i];
-          }
-          put_gradient<TB, BY_TOKEN>(s + STAGE_LQ, p, t, prior[i] * (back[i] - sum_mixtures(prior[i] * back[i])));
-        }
-      }
-      sync_warp();
-    };
-    if constexpr (LANE_MIX && !BY_COLUMN) mix_by_lanes();
+    if constexpr (LANE_MIX && !BY_COLUMN) mix_by_lanes(tiles, S, read, dS, rho_before, drho, spread_q, valid, p);
 
     // Errors and responsibilities, as the forward had them.
-    Column delta(error_tile + p.column), r(r_tile + p.column), pi(prior_tile + p.column);
+    Column delta(tiles.error + p.column), r(tiles.r + p.column), pi(tiles.prior + p.column);
     float gk[C];  // gates, by column
     DecayedColumn column;
-    // The responsibility at a token, from its error, prior, gate and the responsibility at the token before.
-    auto share_of = [&](float error, float pi, float g, float last) {
-      const float y = -0.5f * LOG2E * error * error;
-      if constexpr (KEY_GATE) {
-        const float prior = max_nan((1.f - g) * last + g * pi, TINY);
-        last = NORMALIZE ? share(DEAD && !p.alive ? NEVER : lg2(prior) + y) : prior * ex2(y);
-      } else if constexpr (NORMALIZE) {
-        last = J == 1 ? 1.f : share(log_prior(pi, p) + y);
-      } else {
-        last = pi * ex2(y);
-      }
-      return DEAD && !p.alive ? 0.f : last;
-    };
     if constexpr (SHARES_BY_TOKEN) {
-      float x[2][DB][JT], y[2][DB][JT], v[2][DB][2];  // all loads before any store, which they could not pass
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int b = 0; b < DB; b++) {
-          const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-          v[h][b][0] = v[h][b][1] = 0.f;
-          if (V >= DPW || d < V) load2((const TX*)(s + STAGE_V + t * V_ROW) + p.warp * DPW + d, v[h][b][0], v[h][b][1]);
-          logits_of(x[h][b], y[h][b], s + STAGE_LK, t, b, p);
-        }
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int b = 0; b < DB; b++) {
-          const int place = (p.row + h * 8) * U_ROW + b * 8 + p.quad * 2;
-#pragma unroll
-          for (int i = 0; i < JT; i++) {
-            const int n = i * DB + b;
-            float left = v[h][b][0] - U[n][2 * h], right = v[h][b][1] - U[n][2 * h + 1];
-            if (DEAD && x[h][b][i] == NEVER) {
-              left = right = 0.f;
-            } else {
-              x[h][b][i] -= 0.5f * LOG2E * left * left, y[h][b][i] -= 0.5f * LOG2E * right * right;
-            }
-            *(float2_*)&error_tile[place + i * DB * 8] = {left, right};
-          }
-          softmax_tile(x[h][b], y[h][b]);
-#pragma unroll
-          for (int i = 0; i < JT; i++) *(float2_*)&r_tile[place + i * DB * 8] = {x[h][b][i], y[h][b][i]};
-        }
-      sync_warp();
+      errors_by_token(tiles, U, p);
     } else if constexpr (BY_COLUMN) {
       float u[C], v[C], prior[C], last = r_before;
       column.load(a, U, S, u_tile, s + STAGE_D, chunk_unit, t0 * H + head, valid, p);
@@ -397,66 +274,18 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       if constexpr (KEY_GATE || !NORMALIZE) load_prior(prior, s + STAGE_LK, u_tile, p); else load_column<TB, J>(prior, s + STAGE_LK, p);
       if (KEY_GATE) load_column<TB, 1>(gk, s + STAGE_GK, p);
 #pragma unroll
-      for (int t = 0; t < C; t++) pi[t] = prior[t], r[t] = last = share_of(delta[t], prior[t], gk[t], last);
+      for (int t = 0; t < C; t++) pi[t] = prior[t], r[t] = last = share_of(delta[t], prior[t], gk[t], last, p);
     } else {
-      to_lanes(error_tile, U, 0, 0, p), to_lanes(error_tile, U, 1, 8, p);
-      sync_warp();
-      if constexpr (J > 1) put_prior(prior_tile, s + STAGE_LK, p);
-      float last = r_before;
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        float v[8], g[8], prior[8];  // all loads before any store, which they could not pass
-        load_half_column<TX, 1>(v, s + STAGE_V, half, p);
-        if (KEY_GATE) load_half_column<TB, 1>(g, s + STAGE_GK, half, p);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          v[i] = (DEAD && !p.alive ? 0.f : v[i]) - delta[half * 8 + i];
-          prior[i] = J == 1 || !(KEY_GATE || !NORMALIZE) ? 1.f : pi[half * 8 + i];
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          const int t = half * 8 + i;
-          if (J == 1 && (KEY_GATE || !NORMALIZE)) pi[t] = 1.f;
-          delta[t] = v[i], r[t] = last = share_of(v[i], prior[i], g[i], last);
-        }
-      }
+      errors_by_lanes(tiles, U, r_before, p);
     }
 
     A16 ds_columns[2];
-    if constexpr (BY_COLUMN) mix_by_lanes();
+    if constexpr (BY_COLUMN) mix_by_lanes(tiles, S, read, dS, rho_before, drho, spread_q, valid, p);
     if constexpr (LANE_MIX) {
 #pragma unroll
       for (int i = 0; i < 2; i++) ds_columns[i] = load_columns_operand(ds_tile, i * 16, p.lane);
     } else {
-      float x[2][DB][JT], y[2][DB][JT], out[2][DB][2];
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int b = 0; b < DB; b++) {
-          const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-          out[h][b][0] = out[h][b][1] = 0.f;
-          if (V >= DPW || d < V) load2((const TX*)(s + STAGE_O + t * V_ROW) + p.warp * DPW + d, out[h][b][0], out[h][b][1]);
-          if constexpr (J == 1) x[h][b][0] = y[h][b][0] = 1.f; else prior_of(x[h][b], y[h][b], s + STAGE_LQ, t, b, p);
-        }
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int b = 0; b < DB; b++) {
-          const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-          float o0 = 0.f, o1 = 0.f;
-#pragma unroll
-          for (int i = 0; i < JT; i++) o0 += x[h][b][i] * S[i * DB + b][2 * h], o1 += y[h][b][i] * S[i * DB + b][2 * h + 1];
-          o0 = over_tile(o0), o1 = over_tile(o1);
-#pragma unroll
-          for (int i = 0; i < JT; i++) {
-            int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
-            float dS0 = x[h][b][i] * out[h][b][0], dS1 = y[h][b][i] * out[h][b][1];
-            if (j < J && (V >= DPW || d < V))
-              store2((TB*)(s + STAGE_LQ + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d,
-                     J == 1 ? 0.f : dS0 * (S[i * DB + b][2 * h] - o0), J == 1 ? 0.f : dS1 * (S[i * DB + b][2 * h + 1] - o1));
-            S[i * DB + b][2 * h] = dS0, S[i * DB + b][2 * h + 1] = dS1;  // now dS
-          }
-        }
+      mix_by_token(tiles, S, p);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         ds_columns[i] = stacked(as_columns(S[2 * i]), as_columns(S[2 * i + 1]));
@@ -490,7 +319,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     const float* blocks = BY_KEY ? decay.blocks + (J + (p.j < J ? p.j : 0)) * BLOCKS_STRIDE : a_tile;
     if (KEY_GATE && chunk == chunks - 1) m *= r[C - 1];
     auto extra_of = [&](int t, float r) {  // what the statistics add to r dr
-      return STATS && t < valid ? r * (dusage_k - (LN2 * lg2(max_nan(r, TINY)) + 1.f) * dspread_k) : 0.f;
+      return STATS && t < valid ? r * (spread_k.usage - (LN2 * lg2(max_nan(r, TINY)) + 1.f) * spread_k.entropy) : 0.f;
     };
     // How prior and responsibility at the token before are blended: the inverse of the blend.
     auto blended = [&](float last, float prior, float g) { return rcp(max_nan((1.f - g) * last + g * prior, TINY)); };
@@ -699,15 +528,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       sync_block();
       store_sums(a, shared + STAGES * STAGE_BYTES, t0, head, vt, valid);
     }
-    const i64 row = t0 * H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
-    const ChunkPieces pieces(H, thread_again());
-    pieces.rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
-    pieces.key_logits.flush(a.dkey_logits + wide, s + STAGE_LK, valid);
-    pieces.query_logits.flush(a.dquery_logits + wide, s + STAGE_LQ, valid);
-    pieces.values.flush(a.dv + narrow, s + STAGE_O, valid);
-    if constexpr (DECAY == 2) pieces.decays.flush((TD*)a.ddecay + wide, s + STAGE_D, valid);
-    if (KEY_GATE) pieces.gates.flush(a.dkey_gate + narrow, s + STAGE_GK, valid);
-    if (QUERY_GATE) pieces.gates.flush(a.dquery_gate + narrow, s + STAGE_GQ, valid);
+    ChunkPieces(H, thread_again()).flush(a, s, t0 * H + head, vt, valid);
   }
   copy_wait<0>();
   if (a.dW_in) {

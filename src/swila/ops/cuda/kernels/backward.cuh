@@ -66,6 +66,17 @@ struct ChunkPieces {
         rates(H * J * V * sizeof(TB), V * sizeof(TB), thread), key_logits(H * J * V * sizeof(TB), V * sizeof(TB), thread),
         query_logits(H * J * V * sizeof(TB), V * sizeof(TB), thread), gates(H * V * sizeof(TB), 0, thread),
         decays(decay_pieces(H, thread)) {}
+  // The gradients that have taken the place of inputs; `row` is the number of the chunk's first token and head.
+  DEVICE void flush(const Arguments& a, const char* s, i64 row, int vt, int valid) const {
+    const i64 wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
+    rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
+    key_logits.flush(a.dkey_logits + wide, s + STAGE_LK, valid);
+    query_logits.flush(a.dquery_logits + wide, s + STAGE_LQ, valid);
+    values.flush(a.dv + narrow, s + STAGE_O, valid);
+    if constexpr (DECAY == 2) decays.flush((TD*)a.ddecay + wide, s + STAGE_D, valid);
+    if (KEY_GATE) gates.flush(a.dkey_gate + narrow, s + STAGE_GK, valid);
+    if (QUERY_GATE) gates.flush(a.dquery_gate + narrow, s + STAGE_GQ, valid);
+  }
 };
 
 // Sums of the warps' parts of dq and dk, to memory.
@@ -106,3 +117,28 @@ struct InTile {
 };
 template <bool> struct PerToken { typedef InTile type; };
 template <> struct PerToken<true> { typedef InRegisters type; };
+
+// The tiles of a warp's chunk: inputs, with gradients in their place later; the rest for exchange.
+struct Tiles {
+  char* stage;
+  float *u, *a, *error, *r, *prior;
+  char *du, *ds;
+};
+typedef typename PerToken<BY_COLUMN>::type Column;
+// What is summed over mixtures, of four tokens from t on; a lane stores one of them.
+template <class T> DEVICE void put_sums(char* tile, const Place& p, int t, const float (&x)[4]) {
+  if constexpr (JP == 4) {
+    const float sum = sum_of_four(x, p);
+    if (p.d < V) store((T*)(tile + (t + p.j) * row_bytes<T>(VB)) + p.warp * DPW + p.d, sum);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float sum = sum_mixtures(x[i]);
+      if (p.alive && p.j == 0) store((T*)(tile + (t + i) * row_bytes<T>(VB)) + p.warp * DPW + p.d, sum);
+    }
+  }
+}
+// Gradients take the place of inputs in their tiles, and go from there to memory.
+template <class T, int TOKEN = J * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
+  if (p.alive) store((T*)(tile + t * TOKEN + p.j * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
+}

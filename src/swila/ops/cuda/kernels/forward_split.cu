@@ -59,12 +59,19 @@ struct Work {
   int vt, chunks;
 };
 
+// The output dim of a lane, where lanes have one each.
+struct OutputDim {
+  bool alive;
+  int dim, warp, column;  // of the block; which multiplying warp has it, and where
+  i64 at;                 // of its first mixture, in what a head has
+  DEVICE OutputDim(const Work& w, int d)
+      : alive(d < VB), dim(alive ? d : 0), warp(dim / DPW), column(dim % DPW), at(w.unit * J * V + w.vt * VB + dim) {}
+};
+
 // One output dim per lane: the substitution.
 DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solver, int lane) {
-  const int d = solver * 32 + lane;
-  const bool alive = d < VB;
-  const int dim = alive ? d : 0, warp = dim / DPW, column = dim % DPW;
-  const i64 at = (w.unit * J) * V + w.vt * VB + dim;
+  const OutputDim o(w, solver * 32 + lane);
+  const auto [alive, dim, warp, column, at] = o;
   float r[J], used[J] = {}, spread[J] = {};
 #pragma unroll
   for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
@@ -146,10 +153,8 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 
 // One output dim per lane: the query mix.
 DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int lane) {
-  const int d = mixer * 32 + lane;
-  const bool alive = d < VB;
-  const int dim = alive ? d : 0, warp = dim / DPW, column = dim % DPW;
-  const i64 at = (w.unit * J) * V + w.vt * VB + dim;
+  const OutputDim o(w, mixer * 32 + lane);
+  const auto [alive, dim, warp, column, at] = o;
   float rho[J], used[J] = {}, spread[J] = {};
 #pragma unroll
   for (int j = 0; j < J; j++) rho[j] = QUERY_GATE && a.rho && alive ? a.rho[at + j * V] : 1.f / J;

@@ -1,0 +1,105 @@
+// The backward's query side: dρ and what follows from it, and dS = ρ do.
+#pragma once
+#include "backward.cuh"
+
+struct Spread { float usage, entropy; };  // of the statistics' gradients, what belongs to a column
+
+// By the lanes that own the columns, where the mix is blended over time, its statistics count or the decay is by column; dS
+// goes to its tile. What each token reads is in `read` if the decay is by column, otherwise it follows from S here.
+DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& read, float (&dS)[C], float rho_before, float& drho,
+                         Spread spread, int valid, const Place& p) {
+  Column lq(tiles.r + p.column), mix(tiles.u + p.column);
+  if constexpr (BY_COLUMN) {
+    float prior[C];
+    load_prior(prior, tiles.stage + STAGE_LQ, tiles.u, p);
+#pragma unroll
+    for (int t = 0; t < C; t++) lq[t] = prior[t];
+  } else {
+    to_lanes(tiles.error, S, 0, 0, p), to_lanes(tiles.error, S, 1, 8, p);
+    if constexpr (J > 1) put_prior(tiles.r, tiles.stage + STAGE_LQ, p); else sync_warp();
+  }
+  float gq[8], dout[8], dgate[4], rho = rho_before;
+  auto load = [&](int half) {
+    load_half_column<TX, 1>(dout, tiles.stage + STAGE_O, half, p);
+    if (QUERY_GATE) load_half_column<TB, 1>(gq, tiles.stage + STAGE_GQ, half, p);
+    if (DEAD && !p.alive)
+#pragma unroll
+      for (int i = 0; i < 8; i++) dout[i] = 0.f;
+  };
+  // In each half all loads come before any store, which they could not pass.
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float out[8], prior[8];
+    load(half);
+#pragma unroll
+    for (int i = 0; i < 8; i++) prior[i] = J == 1 ? 1.f : lq[half * 8 + i];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int t = half * 8 + i;
+      rho = QUERY_GATE ? (1.f - gq[i]) * rho + gq[i] * prior[i] : prior[i];
+      mix[t] = rho, out[i] = rho * dout[i];
+      if (BY_COLUMN) dS[t] = out[i];
+    }
+    put_column(tiles.ds, p, half, out);
+  }
+#pragma unroll
+  for (int half = 1; half >= 0; half--) {
+    float prior[8], back[8], now[8], before[8];
+    load(half);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int t = half * 8 + i;
+      prior[i] = J == 1 ? 1.f : lq[t], back[i] = dout[i] * read[t];
+      if (STATS) now[i] = mix[t];
+      if (QUERY_GATE) before[i] = t > 0 ? mix[t > 0 ? t - 1 : 0] : rho_before;
+    }
+    sync_warp();
+#pragma unroll
+    for (int i = 7; i >= 0; i--) {
+      const int t = half * 8 + i;
+      if (STATS && t < valid) back[i] += spread.usage - (LN2 * lg2(max_nan(now[i], TINY)) + 1.f) * spread.entropy;
+      if (DEAD && !p.alive) back[i] = 0.f;
+      if constexpr (QUERY_GATE) {
+        back[i] += drho;
+        dgate[t % 4] = back[i] * (prior[i] - before[i]);
+        if (t % 4 == 0) put_sums<TB>(tiles.stage + STAGE_GQ, p, t, dgate);
+        drho = (1.f - gq[i]) * back[i];
+        back[i] *= gq[i];
+      }
+      put_gradient<TB, BY_TOKEN>(tiles.stage + STAGE_LQ, p, t, prior[i] * (back[i] - sum_mixtures(prior[i] * back[i])));
+    }
+  }
+  sync_warp();
+}
+// By token, a lane all mixtures of its output dims: S becomes dS.
+DEVICE void mix_by_token(const Tiles& tiles, float (&S)[4][4], const Place& p) {
+  float x[2][DB][JT], y[2][DB][JT], out[2][DB][2];
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+#pragma unroll
+    for (int b = 0; b < DB; b++) {
+      const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
+      out[h][b][0] = out[h][b][1] = 0.f;
+      if (V >= DPW || d < V) load2((const TX*)(tiles.stage + STAGE_O + t * V_ROW) + p.warp * DPW + d, out[h][b][0], out[h][b][1]);
+      if constexpr (J == 1) x[h][b][0] = y[h][b][0] = 1.f; else prior_of(x[h][b], y[h][b], tiles.stage + STAGE_LQ, t, b, p);
+    }
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+#pragma unroll
+    for (int b = 0; b < DB; b++) {
+      const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
+      float o0 = 0.f, o1 = 0.f;
+#pragma unroll
+      for (int i = 0; i < JT; i++) o0 += x[h][b][i] * S[i * DB + b][2 * h], o1 += y[h][b][i] * S[i * DB + b][2 * h + 1];
+      o0 = over_tile(o0), o1 = over_tile(o1);
+#pragma unroll
+      for (int i = 0; i < JT; i++) {
+        int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
+        float dS0 = x[h][b][i] * out[h][b][0], dS1 = y[h][b][i] * out[h][b][1];
+        if (j < J && (V >= DPW || d < V))
+          store2((TB*)(tiles.stage + STAGE_LQ + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d,
+                 J == 1 ? 0.f : dS0 * (S[i * DB + b][2 * h] - o0), J == 1 ? 0.f : dS1 * (S[i * DB + b][2 * h + 1] - o1));
+        S[i * DB + b][2 * h] = dS0, S[i * DB + b][2 * h + 1] = dS1;  // now dS
+      }
+    }
+}
