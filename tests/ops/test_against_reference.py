@@ -146,8 +146,6 @@ shapes = st.builds(
     initial_state=st.booleans(),
 )
 def test_any_call(backend, device, variant, shape, dtype, seed, lengths, initial_state):
-    if device != "cpu":
-        pytest.skip("kernels are compiled for each size and form, and these are hundreds")
     if dtype in (torch.bfloat16, torch.float16):
         shape = replace(shape, T=min(shape.T, 40))
     call = make_call(
