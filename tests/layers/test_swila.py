@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from swila.layers import SwiLA
+from swila.layers.mode import Mode
 
 
 def naive(layer, x):
@@ -103,7 +104,7 @@ def test_noise_is_what_the_paper_says(x):
     """ε softplus(x θ) with ε of unit variance, drawn anew for each logit."""
     layer = build("swila", router_noise=True)
     many = x[:1, :1].expand(4000, 1, -1)
-    logits = layer._operands(many, *layer._qkv(many, None, None, False)[:3])["key_logits"]
+    logits = layer._operands(many, *layer._qkv(many, None, Mode())[:3])["key_logits"]
     clean = layer.key_router(x[:1, :1]).view(1, 1, *logits.shape[2:])
     scale = F.softplus(layer.key_noise(x[:1, :1])).view(1, 1, *logits.shape[2:])
     drawn = (logits - clean) / scale

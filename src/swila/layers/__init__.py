@@ -2,6 +2,8 @@
 
 from swila.layers.attention import Attention as Attention
 from swila.layers.attention import ForgettingAttention as ForgettingAttention
+from swila.layers.auxiliary import collect_auxiliary_loss as collect_auxiliary_loss
+from swila.layers.auxiliary import collect_routing_diagnostics as collect_routing_diagnostics
 from swila.layers.cache import Cache as Cache
 from swila.layers.delta_net import DeltaNet as DeltaNet
 from swila.layers.delta_net import GatedDeltaNet as GatedDeltaNet
@@ -32,6 +34,8 @@ __all__ = [
     "RoutingTrace",
     "SequenceMixer",
     "SwiLA",
+    "collect_auxiliary_loss",
+    "collect_routing_diagnostics",
     "make_mixer",
     "mutual_information_loss",
     "register_mixer",

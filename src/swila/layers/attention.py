@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from swila.layers import fla
 from swila.layers.cache import LayerState
 from swila.layers.mixer import SequenceMixer
+from swila.layers.mode import Mode
 from swila.layers.norms import rms_norm
 from swila.layers.packing import Sequences, sequences
 from swila.layers.short_conv import ShortConvolution, convolve
@@ -87,28 +88,30 @@ class Attention(SequenceMixer):
         self.g_proj = nn.Linear(hidden_size, num_heads * D, bias=False) if use_output_gate else None
         self.o_proj = nn.Linear(num_heads * D, hidden_size, bias=out_bias)
 
-    def mix(
-        self, x: Tensor, past: LayerState | None, cu_seqlens: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, LayerState | None]:
+    def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         conv_state = past.get("conv_state")
         if self.use_short_conv:
             modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
-            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, cu_seqlens, return_state)
+            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, mode)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(self.q_norm, q), rms_norm(self.k_norm, k)
-        layout = None if cu_seqlens is None else sequences(cu_seqlens, x.shape[1])
+        layout = None if mode.cu_seqlens is None else sequences(mode.cu_seqlens, x.shape[1])
         if self.rope_theta is not None:
             position = self._positions(x, past.get("attn_state"), layout)
             q, k = rotate(q, position, self.rope_theta), rotate(k, position, self.rope_theta)
-        o, attn_state = self.attend(q, (k, v, *self.extras(x)), past.get("attn_state"), layout, return_state)
+        new = (k, v, *self.extras(x))
+        if mode.alive is not None:
+            o, attn_state = self.attend_in_place(q, new, past["attn_state"], mode.alive)
+        else:
+            o, attn_state = self.attend(q, new, past.get("attn_state"), layout, mode.return_state)
         o = o.flatten(-2)
         if self.g_proj is not None:
             o = o * self.g_proj(x).sigmoid()
-        return self.o_proj(o), {"attn_state": attn_state, "conv_state": conv_state} if return_state else None
+        return self.o_proj(o), {"attn_state": attn_state, "conv_state": conv_state} if mode.return_state else None
 
     def extras(self, x: Tensor) -> tuple[Tensor, ...]:
         """What else is kept of every token beside key and value, each ``[B, T, ...]``."""
@@ -123,13 +126,14 @@ class Attention(SequenceMixer):
     ) -> tuple[Tensor, Any]:
         """Attention of ``q [B, T, H, D]`` to what is kept (keys, values, extras) of these tokens and those before.
 
-        The state is ``(*kept, valid)`` with padding on the left, ``valid [N, S]`` where there is a token.
+        The state is ``(*kept, valid)``, ``valid [N, S]`` where there is a token: rows end in padding, which the next
+        call's tokens come after.
         """
         index, N, T = None, q.shape[0], q.shape[1]
         valid = torch.ones(N, T, dtype=torch.bool, device=q.device)
-        if layout is not None:  # packed sequences as rows of a batch, padded on the left
+        if layout is not None:  # packed sequences as rows of a batch, padded on the right: no token sees padding
             N, T = len(layout.lengths), int(layout.lengths.max())
-            index = layout.row * T + T - layout.lengths[layout.row] + layout.position
+            index = layout.row * T + layout.position
             valid = torch.zeros(N * T, dtype=torch.bool, device=q.device).index_fill(0, index, True).view(N, T)
             q, *rest = (t.new_zeros(N * T, *t.shape[2:]).index_copy(0, index, t[0]).view(N, T, *t.shape[2:])
                         for t in (q, *kept))  # fmt: skip
@@ -141,13 +145,34 @@ class Attention(SequenceMixer):
         S = valid.shape[1]
         bias = self.bias(kept, T)
         mask: Tensor | None = None
-        if past is not None or index is not None or bias is not None:
+        if past is not None or bias is not None:
             causal = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
             itself = causal.triu(S - T)  # padding attends to itself: no empty softmax
             mask = ((causal & valid[:, None, :]) | itself).unsqueeze(1)
-            if bias is not None:
-                mask = bias.masked_fill(~mask, float("-inf")).to(q.dtype)
-        o = F.scaled_dot_product_attention(
+        o = self._softmax_attention(q, kept, mask, bias)
+        if index is not None:
+            o = o.flatten(0, 1)[index].unsqueeze(0)
+        return o, (*kept, valid) if return_state else None
+
+    def attend_in_place(self, q: Tensor, new: tuple[Tensor, ...], state: Any, alive: Tensor) -> tuple[Tensor, Any]:
+        """One token: ``state`` is ``(*kept, length)`` with room for it at place ``length [B]`` of every row."""
+        *kept, length = state
+        rows = torch.arange(len(length), device=length.device)
+        for buffer, token in zip(kept, new, strict=True):
+            buffer[rows, length] = token[:, 0].to(buffer.dtype)
+        places = torch.arange(kept[0].shape[1], device=length.device)
+        visible = (places <= length.unsqueeze(1))[:, None, None, :]
+        o = self._softmax_attention(q, tuple(kept), visible, self.bias(tuple(kept), 1))
+        length += alive
+        return o, state
+
+    def _softmax_attention(
+        self, q: Tensor, kept: tuple[Tensor, ...], mask: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        if bias is not None:
+            assert mask is not None
+            mask = bias.masked_fill(~mask, float("-inf")).to(q.dtype)
+        return F.scaled_dot_product_attention(
             q.transpose(1, 2),
             kept[0].transpose(1, 2),
             kept[1].transpose(1, 2),
@@ -155,12 +180,11 @@ class Attention(SequenceMixer):
             is_causal=mask is None,
             enable_gqa=self.num_kv_heads != self.num_heads,
         ).transpose(1, 2)
-        if index is not None:
-            o = o.flatten(0, 1)[index].unsqueeze(0)
-        return o, (*kept, valid) if return_state else None
 
     def _positions(self, x: Tensor, past: Any, layout: Sequences | None) -> Tensor:
-        seen = None if past is None else past[-1].sum(1)
+        seen = None if past is None else past[-1]  # lengths, or where there are tokens
+        if seen is not None and seen.ndim == 2:
+            seen = seen.sum(1)
         if layout is not None:
             position = layout.position if seen is None else layout.position + seen[layout.row]
             return position.unsqueeze(0)
@@ -172,6 +196,30 @@ class Attention(SequenceMixer):
         grown = after["attn_state"][-1].shape[1] - past["attn_state"][-1].shape[1]
         padded = tuple(F.pad(t, (0, 0) * (t.ndim - 2) + (0, grown)) for t in past["attn_state"])
         return super().merge({**past, "attn_state": padded}, after, rows)
+
+    def decoding_state(self, state: LayerState, capacity: int) -> LayerState:
+        """See :meth:`SequenceMixer.decoding_state`; the tokens of each row come first, then room for more."""
+        *kept, valid = state["attn_state"]
+        order = valid.logical_not().argsort(dim=1, stable=True)
+        buffers = []
+        for t in kept:
+            buffer = t.new_zeros(t.shape[0], capacity, *t.shape[2:])
+            tokens = t[torch.arange(len(t), device=t.device).unsqueeze(1), order][:, :capacity]
+            buffer[:, : tokens.shape[1]] = tokens * valid.gather(1, order)[:, :capacity].view(
+                *tokens.shape[:2], *[1] * (t.ndim - 2)
+            )
+            buffers.append(buffer)
+        convolutions = super().decoding_state({"conv_state": state.get("conv_state")}, capacity)
+        return {**convolutions, "attn_state": (*buffers, valid.sum(1))}
+
+    def cached_state(self, state: LayerState) -> LayerState:
+        """See :meth:`SequenceMixer.cached_state`."""
+        *buffers, length = state["attn_state"]
+        longest = int(length.max())
+        valid = torch.arange(longest, device=length.device) < length.unsqueeze(1)
+        kept = [t[:, :longest] * valid.view(*valid.shape, *[1] * (t.ndim - 2)) for t in buffers]
+        convolutions = super().cached_state({"conv_state": state.get("conv_state")})
+        return {**convolutions, "attn_state": (*kept, valid)}
 
     def state_size(self, length: int = 1) -> int:
         """Keys and values of ``length`` tokens."""

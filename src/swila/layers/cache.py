@@ -25,6 +25,8 @@ class Cache:
     the recurrent layers work with its cache as well. An update replaces what the layer carried before.
     """
 
+    is_compileable = False  # transformers asks
+
     def __init__(self) -> None:
         self._states: dict[int, LayerState] = {}
         self._tokens: dict[int, int] = {}
@@ -54,6 +56,10 @@ class Cache:
         """Tokens the layer has seen, padding included."""
         return self._tokens.get(layer_idx, 0)
 
+    def set_seq_length(self, tokens: int) -> None:
+        """Say how many tokens of each row the layers have seen; a model that takes the padding out knows better."""
+        self._tokens = dict.fromkeys(self._states, tokens)
+
     def update(
         self,
         *,
@@ -76,6 +82,14 @@ class Cache:
         new._tokens, new._owner = dict(self._tokens), self._owner
         new._states = {i: map_tensors(function, state) for i, state in self._states.items()}
         return new
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """:meth:`batch_select` in this very object, as transformers calls it."""
+        self._states = self.batch_select(beam_idx)._states
+
+    def crop(self, max_length: int) -> None:
+        """What transformers calls to take tokens back, which a recurrent state cannot."""
+        raise ValueError("a recurrent state cannot be rolled back: keep a copy (cache.map(torch.clone)) to return to")
 
     def batch_select(self, indices: Tensor) -> Cache:
         """A new cache with the rows of the batch in another order, repeated or left out (beam search)."""

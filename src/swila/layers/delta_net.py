@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
+from swila.layers.mode import Mode
 from swila.layers.recurrent import RecurrentMixer, head_dims
 
 
@@ -78,7 +79,7 @@ class DeltaRuleMixer(RecurrentMixer):
             self.decay = DecayGate(hidden_size, num_heads, slowest=0.0)
 
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, cu_seqlens: Tensor | None, return_state: bool
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode
     ) -> tuple[Tensor, Any]:
         """See :meth:`RecurrentMixer.recur`."""
         log_decay = None
@@ -86,7 +87,7 @@ class DeltaRuleMixer(RecurrentMixer):
             log_decay = self.decay(x)
             log_decay = log_decay.squeeze(-1) if self.decays == "head" else log_decay
         beta = self.b_proj(x).sigmoid()
-        return delta_rule(q, k, v, beta, log_decay, state, cu_seqlens, return_state, self.backend)
+        return delta_rule(q, k, v, beta, log_decay, state, mode, self.backend)
 
 
 class DeltaNet(DeltaRuleMixer):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from swila.layers import fla
+from swila.layers.mode import Mode, rows_like
 from swila.layers.recurrence import run_recurrence
 from swila.ops import SwitchingState
+
+WHOLE = Mode()
 
 
 def delta_rule(
@@ -18,8 +22,7 @@ def delta_rule(
     beta: Tensor,
     log_decay: Tensor | None = None,
     state: Any = None,
-    cu_seqlens: Tensor | None = None,
-    return_state: bool = False,
+    mode: Mode = WHOLE,
     backend: str = "auto",
 ) -> tuple[Tensor, SwitchingState | None]:
     """``W = W Diag(α) + β (v - W Diag(α) k) kᵀ``, read as ``W q``, for every head.
@@ -31,8 +34,7 @@ def delta_rule(
         beta: learning rates in [0, 1], ``[B, T, H]``.
         log_decay: None, ``log α [B, T, H]`` (Gated DeltaNet) or ``[B, T, H, K]`` (KDA).
         state: the :class:`~swila.SwitchingState` to start from, with J = 1.
-        cu_seqlens: bounds of packed sequences.
-        return_state: whether to return the state after the last token.
+        mode: of the call.
         backend: of :func:`swila.switching_delta_rule`, or ``"fla"``.
 
     Returns:
@@ -40,13 +42,15 @@ def delta_rule(
     """
     if backend == "fla":
         W = None if state is None else SwitchingState(*state).W.squeeze(2)
-        output, W = fla.delta_rule(q, k, v, beta, log_decay, W, cu_seqlens, return_state)
-        return output, None if W is None else SwitchingState(W.unsqueeze(2))
+        output, new = fla.delta_rule(q, k, v, beta, log_decay, W, mode.cu_seqlens, mode.return_state)
+        if mode.alive is not None and W is not None and new is not None:
+            new = W.copy_(torch.where(rows_like(mode.alive, W), new, W))
+        return output, None if new is None else SwitchingState(new.unsqueeze(2))
     beta = beta[..., None, None].expand(*beta.shape, 1, v.shape[-1])
     logits = beta.new_zeros(()).expand(beta.shape)
     operands = {"q": q, "k": k, "v": v, "beta": beta, "key_logits": logits, "query_logits": logits}
     if log_decay is not None:
         per_head = log_decay.ndim == 3
         operands["log_decay"] = log_decay[..., None, None, None] if per_head else log_decay[..., None, None, :]
-    out = run_recurrence(operands, state, cu_seqlens, return_state, backend=backend)
+    out = run_recurrence(operands, state, mode, backend=backend)
     return out.output, out.state

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swila.layers.cache import Cache, LayerState, batch_rows, layer_state, merge_rows, select_rows
+from swila.layers.cache import Cache, LayerState, batch_rows, layer_state, map_tensors, merge_rows, select_rows
 from swila.layers.last_call import LastCall
+from swila.layers.mode import Mode
 from swila.layers.packing import check_packing, pack
 
 
@@ -74,7 +75,7 @@ class SequenceMixer(nn.Module):
         if packed.x.shape[1] == 0:
             return packed.restore(packed.x), None, past_key_values
         before = past if packed.rows is None or past is None else select_rows(past, packed.rows)
-        y, after = self.mix(packed.x, before, packed.cu_seqlens, past_key_values is not None)
+        y, after = self.mix(packed.x, before, Mode(packed.cu_seqlens, return_state=past_key_values is not None))
         if past_key_values is not None:
             assert after is not None
             if packed.rows is not None:
@@ -94,18 +95,39 @@ class SequenceMixer(nn.Module):
         return 0
 
     def mix(
-        self, x: Tensor, past: LayerState | None, cu_seqlens: Tensor | None, return_state: bool
+        self, x: Tensor, past: LayerState | None, mode: Mode
     ) -> tuple[Tensor, LayerState | None]:
         """Mix ``x [B, T, hidden_size]`` (packed: ``[1, T, hidden_size]``), from ``past`` on.
 
         Returns:
-            The output, and with ``return_state`` what the layer carries on.
+            The output, and with ``mode.return_state`` what the layer carries on.
         """
         raise NotImplementedError
 
     def merge(self, past: LayerState, after: LayerState, rows: Tensor) -> LayerState:
         """The state of the whole batch when only some of its ``rows`` had a token: ``past`` with those replaced."""
         return merge_rows({key: past.get(key) for key in after}, after, rows)
+
+    def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
+        """One token for decoding, over the old state: no second state in memory, and addresses that stay.
+
+        Args:
+            x: ``[B, 1, hidden_size]``.
+            state: of :meth:`decoding_state`; it is written to.
+            alive: which rows take the step, bool ``[B]``; the others keep their state, their output means nothing.
+        """
+        return self.mix(x, state, Mode(return_state=True, alive=alive))[0]
+
+    def decoding_state(self, state: LayerState, capacity: int) -> LayerState:
+        """A copy of what a cache holds of this layer in the form :meth:`step` takes, with room for ``capacity`` tokens.
+
+        What does not grow needs no room.
+        """
+        return map_tensors(lambda t: t.clone(memory_format=torch.contiguous_format), state)
+
+    def cached_state(self, state: LayerState) -> LayerState:
+        """The way back from :meth:`decoding_state`, a copy as well."""
+        return map_tensors(torch.clone, state)
 
     def auxiliary_loss(self) -> Tensor | None:
         """The load-balancing loss of the last call in training, once; None if there is none, or it was taken.

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
+from swila.layers.mode import Mode
 from swila.layers.recurrent import RecurrentMixer, head_dims
 
 
@@ -93,7 +94,7 @@ class MixtureOfMemories(RecurrentMixer):
         self.decay = DecayGate(hidden_size, num_heads, self.streams, slowest=0.0) if gate else None
 
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, cu_seqlens: Tensor | None, return_state: bool
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode
     ) -> tuple[Tensor, Any]:
         """See :meth:`RecurrentMixer.recur`."""
         S, H = self.streams, self.num_heads
@@ -103,7 +104,7 @@ class MixtureOfMemories(RecurrentMixer):
         if self.decay is not None:
             log_decay = (self.decay(x).mT * used.unsqueeze(-1)).flatten(-2)
         queries = q.unsqueeze(2).expand(-1, -1, S, -1, -1).flatten(2, 3)
-        o, state = delta_rule(queries, k, v, beta.flatten(-2), log_decay, state, cu_seqlens, return_state, self.backend)
+        o, state = delta_rule(queries, k, v, beta.flatten(-2), log_decay, state, mode, self.backend)
         return torch.einsum("btshv,bts->bthv", o.unflatten(2, (S, H)), weights.to(o.dtype)), state
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:

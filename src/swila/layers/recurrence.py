@@ -5,30 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from swila.layers.mode import Mode, rows_like
 from swila.ops import SwitchingOutput, SwitchingState, switching_delta_rule, switching_delta_rule_step
 
 
 def run_recurrence(
-    operands: Mapping[str, Any],
-    state: Any,
-    cu_seqlens: Tensor | None,
-    return_state: bool,
-    routing_stats: bool = False,
-    **options: Any,
+    operands: Mapping[str, Any], state: Any, mode: Mode, routing_stats: bool = False, **options: Any
 ) -> SwitchingOutput:
     """:func:`swila.switching_delta_rule` on ``operands``, or for one token its step.
 
     Args:
         operands: the arguments that have a time axis, by name.
         state: the parts of a :class:`~swila.SwitchingState` as a cache gives them back, or None.
-        cu_seqlens: bounds of packed sequences.
-        return_state: whether to return the state after the last token.
+        mode: of the call.
         routing_stats: whether to return routing statistics.
         options: ``decay_order``, ``normalize``, ``backend``.
     """
-    options |= {"initial_state": None if state is None else SwitchingState(*state), "return_state": return_state}
-    if operands["q"].shape[1] == 1 and cu_seqlens is None and not routing_stats:
+    options["initial_state"] = None if state is None else SwitchingState(*state)
+    if mode.alive is not None:
+        return _step_in_place(operands, mode.alive, options)
+    options["return_state"] = mode.return_state
+    if operands["q"].shape[1] == 1 and mode.cu_seqlens is None and not routing_stats:
         return switching_delta_rule_step(**operands, **options)
-    return switching_delta_rule(**operands, **options, cu_seqlens=cu_seqlens, routing_stats=routing_stats)
+    return switching_delta_rule(**operands, **options, cu_seqlens=mode.cu_seqlens, routing_stats=routing_stats)
+
+
+def _step_in_place(operands: Mapping[str, Tensor], alive: Tensor, options: dict[str, Any]) -> SwitchingOutput:
+    """A step over the old state. Without a learning rate and a decay the weights of a row stay as they are."""
+    state = options["initial_state"]
+    still = {name: x * rows_like(alive, x) for name, x in operands.items() if name in ("beta", "log_decay")}
+    before = [None if part is None else part.clone() for part in state[1:]]
+    out = switching_delta_rule_step(**{**operands, **still}, **options, inplace=True)
+    for part, old in zip(state[1:], before, strict=True):
+        if part is not None and old is not None:
+            part.copy_(torch.where(rows_like(alive, part), part, old))
+    return out

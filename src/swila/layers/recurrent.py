@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from swila.layers.cache import LayerState
 from swila.layers.mixer import SequenceMixer
+from swila.layers.mode import Mode
 from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.projection import make_projection
 from swila.layers.short_conv import ShortConvolution, convolve
@@ -103,28 +104,28 @@ class RecurrentMixer(SequenceMixer):
         self.o_proj = nn.Linear(value_dim, hidden_size, bias=False)
 
     def mix(
-        self, x: Tensor, past: LayerState | None, cu_seqlens: Tensor | None, return_state: bool
+        self, x: Tensor, past: LayerState | None, mode: Mode
     ) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
-        q, k, v, conv_state = self._qkv(x, past.get("conv_state"), cu_seqlens, return_state)
-        o, state = self.recur(x, q, k, v, past.get("recurrent_state"), cu_seqlens, return_state)
+        q, k, v, conv_state = self._qkv(x, past.get("conv_state"), mode)
+        o, state = self.recur(x, q, k, v, past.get("recurrent_state"), mode)
         y = self.o_proj(self._gated_norm(o, x).flatten(-2))
-        return y, {"recurrent_state": state, "conv_state": conv_state} if return_state else None
+        return y, {"recurrent_state": state, "conv_state": conv_state} if mode.return_state else None
 
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, cu_seqlens: Tensor | None, return_state: bool
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode
     ) -> tuple[Tensor, Any]:
         """The recurrence: from ``q [B,T,H,K]``, ``k [B,T,S*H,K]``, ``v [B,T,S*H,V]`` to ``o [B,T,H,V]`` and a state."""
         raise NotImplementedError
 
     def _qkv(
-        self, x: Tensor, conv_state: Any, cu_seqlens: Tensor | None, return_state: bool
+        self, x: Tensor, conv_state: Any, mode: Mode
     ) -> tuple[Tensor, Tensor, Tensor, Any]:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.use_short_conv:
             modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
-            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, cu_seqlens, return_state)
+            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, mode)
         else:
             q, k, v, conv_state = F.silu(q), F.silu(k), F.silu(v), None
         v = v.unflatten(-1, (-1, self.head_v_dim))

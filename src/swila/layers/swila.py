@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from swila.layers.decay import DecayGate
 from swila.layers.load_balancing import RoutingDiagnostics, mutual_information_loss, routing_diagnostics
+from swila.layers.mode import Mode
 from swila.layers.projection import make_projection
 from swila.layers.recurrence import run_recurrence
 from swila.layers.recurrent import RecurrentMixer, head_dims
@@ -145,24 +146,32 @@ class SwiLA(RecurrentMixer):
             self.key_gate = nn.Linear(hidden_size, H * V, bias=False)
             self.query_gate = nn.Linear(hidden_size, H * V, bias=False)
             # parameters of their own, so that an initialisation of all Linear modules leaves the stickiness
-            self.key_gate_bias = nn.Parameter(torch.full((H * V,), float(temporal_bias)))
-            self.query_gate_bias = nn.Parameter(torch.full((H * V,), float(temporal_bias)))
+            self.temporal_bias = float(temporal_bias)
+            self.key_gate_bias = nn.Parameter(torch.empty(H * V))
+            self.query_gate_bias = nn.Parameter(torch.empty(H * V))
             if temporal_noise:
                 self.key_gate_noise = nn.Linear(hidden_size, H * V, bias=False)
                 self.query_gate_noise = nn.Linear(hidden_size, H * V, bias=False)
         if gate is not None:
             width = {"key": K, "value": V, "head": 1}[gate]
             self.decay = DecayGate(hidden_size, H * J, width, decay_projection)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start the stickiness of the temporal gates; the modules inside start themselves."""
+        if self.temporal:
+            nn.init.constant_(self.key_gate_bias, self.temporal_bias)
+            nn.init.constant_(self.query_gate_bias, self.temporal_bias)
 
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, cu_seqlens: Tensor | None, return_state: bool
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode
     ) -> tuple[Tensor, SwitchingState | None]:
         """See :meth:`RecurrentMixer.recur`."""
         balanced = False
         if self.training and (self.balance_marginal != 0 or self.balance_conditional != 0):
             balanced = True  # a branch, because a compiler may take the weights for symbols
         stats = balanced or self.track_routing
-        out = self._run(self._operands(x, q, k, v), state, cu_seqlens, return_state, stats)
+        out = self._run(self._operands(x, q, k, v), state, mode, stats)
         if out.stats is not None:
             self.last_call.stats = RoutingStats(*(part.detach() for part in out.stats))
             if balanced:
@@ -178,14 +187,14 @@ class SwiLA(RecurrentMixer):
     @torch.no_grad()
     def trace(self, hidden_states: Tensor) -> RoutingTrace:
         """Responsibilities and mix of every token of ``hidden_states [B, T, hidden_size]``; to look at, not fast."""
-        q, k, v, _ = self._qkv(hidden_states, None, None, False)
+        q, k, v, _ = self._qkv(hidden_states, None, Mode())
         operands = self._operands(hidden_states, q, k, v)
         key, query = [], []
         for b in range(hidden_states.shape[0]):
             state, found = None, []
             for t in range(hidden_states.shape[1]):
                 token = {name: part[b : b + 1, t : t + 1] for name, part in operands.items()}
-                out = self._run(token, state, None, True, True)  # the mean over one token is that token
+                out = self._run(token, state, Mode(return_state=True), True)  # the mean over one token is that token
                 state = out.state
                 assert out.stats is not None
                 found.append(out.stats)
@@ -198,10 +207,10 @@ class SwiLA(RecurrentMixer):
         return super().state_size() * self.num_mixtures
 
     def _run(
-        self, operands: dict[str, Tensor], state: Any, cu_seqlens: Tensor | None, return_state: bool, stats: bool
+        self, operands: dict[str, Tensor], state: Any, mode: Mode, stats: bool
     ) -> SwitchingOutput:
         options = {"decay_order": self.decay_order, "normalize": self.normalize, "backend": self.backend}
-        return run_recurrence(operands, state, cu_seqlens, return_state, stats, **options)
+        return run_recurrence(operands, state, mode, stats, **options)
 
     def _operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         H, J, V = self.num_heads, self.num_mixtures, self.head_v_dim

@@ -1,5 +1,26 @@
-"""Models built from the sequence layers."""
+"""Models built from the sequence layers: language models for transformers, and the small one of the experiments."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from swila.models.block import Block as Block
 from swila.models.synthetic import SyntheticModel as SyntheticModel
 from swila.models.synthetic import SyntheticModelConfig as SyntheticModelConfig
+
+if TYPE_CHECKING:
+    from swila.models.language.configuration import SwiLAConfig as SwiLAConfig
+    from swila.models.language.modeling import SwiLAForCausalLM as SwiLAForCausalLM
+    from swila.models.language.modeling import SwiLAModel as SwiLAModel
+
+_LAZY = {"SwiLAConfig": "configuration", "SwiLAForCausalLM": "modeling", "SwiLAModel": "modeling"}
+
+
+def __getattr__(name: str) -> Any:
+    """The language models, when they are first asked for: they need transformers."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from swila.models.auto import why_unusable
+
+    if reason := why_unusable():
+        raise ImportError(f"{name} needs transformers: {reason}. Try: pip install 'swila[hf]'")
+    return getattr(import_module(f"swila.models.language.{_LAZY[name]}"), name)

@@ -1,7 +1,7 @@
 """Training: the loop of the experiments, its directories, metrics and auxiliary losses."""
 
-from swila.training.auxiliary import collect_auxiliary_loss as collect_auxiliary_loss
-from swila.training.auxiliary import collect_routing_diagnostics as collect_routing_diagnostics
+from swila.layers import collect_auxiliary_loss as collect_auxiliary_loss
+from swila.layers import collect_routing_diagnostics as collect_routing_diagnostics
 from swila.training.config import TrainingConfig as TrainingConfig
 from swila.training.objective import Objective as Objective
 from swila.training.objective import TokenPrediction as TokenPrediction

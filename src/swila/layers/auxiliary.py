@@ -1,4 +1,4 @@
-"""Auxiliary losses and diagnostics, found by walking the modules: models and blocks know nothing of them."""
+"""Auxiliary losses and diagnostics of all layers of a model, found by walking its modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swila.layers import RoutingDiagnostics
+from swila.layers.load_balancing import RoutingDiagnostics
 
 
 def collect_auxiliary_loss(model: nn.Module) -> Tensor:

@@ -1,0 +1,1 @@
+"""Language models for transformers: ``from swila import SwiLAConfig, SwiLAModel, SwiLAForCausalLM``."""

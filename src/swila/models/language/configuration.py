@@ -1,0 +1,208 @@
+"""What a language model is made of."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+import torch
+from transformers.configuration_utils import PreTrainedConfig
+
+from swila.layers import MIXERS, make_mixer
+from swila.models import auto
+from swila.models.language.presets import get_preset
+
+
+class SwiLAConfig(PreTrainedConfig):
+    """The configuration of :class:`SwiLAModel` and :class:`SwiLAForCausalLM`.
+
+    Every block is a sequence mixer and a SwiGLU feed-forward layer. Which mixer is said here, for all layers, or for each
+    of them: a hybrid is a list.
+
+    >>> SwiLAConfig(mixer="swila", mixer_options={"num_heads": 8, "temporal": True})
+    >>> SwiLAConfig(mixer="swila", attention_layers=[3, 7, 11])  # the others SwiLA
+    >>> SwiLAConfig(mixer=["swila", "gated-deltanet", "attention"], num_hidden_layers=12)  # over and over
+    >>> SwiLAConfig.preset("temporal-swila-374m", vocab_size=50304)
+
+    Args:
+        vocab_size: words.
+        hidden_size: width of the residual stream.
+        num_hidden_layers: blocks.
+        intermediate_size: inner width of the feed-forward layers; by default 8/3 of the outer, up to a multiple of 256.
+        mixer: name of the sequence mixer (see :data:`swila.layers.MIXERS`), or a list of names: one for each layer, or a
+            pattern that is repeated.
+        mixer_options: options of the mixer; with several, ``{name: options}``. See ``help`` of the mixer's class.
+        attention_layers: layers, counted from 0, that are softmax attention whatever ``mixer`` says.
+        hidden_act: of the feed-forward layers; ``"silu"`` is all there is.
+        norm_eps: of the RMSNorms before mixers and feed-forward layers.
+        initializer_range: standard deviation of the initial weights.
+        tie_word_embeddings: whether the head is the embedding.
+        max_position_embeddings: length of the training texts, for tools that ask; nothing in the model depends on it.
+        use_cache: whether calls outside of training return a cache.
+        loss_chunk_size: tokens whose logits exist at a time when the loss is computed; by default as many as take 256 MB.
+        pad_token_id: of the tokenizer.
+        bos_token_id: of the tokenizer.
+        eos_token_id: of the tokenizer.
+    """
+
+    model_type = "swila"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers' attribute)
+
+    def __init__(
+        self,
+        vocab_size: int = 32000,
+        hidden_size: int = 1024,
+        num_hidden_layers: int = 24,
+        intermediate_size: int | None = None,
+        mixer: str | list[str] = "swila",
+        mixer_options: dict[str, Any] | None = None,
+        attention_layers: list[int] | None = None,
+        hidden_act: str = "silu",
+        norm_eps: float = 1e-6,
+        initializer_range: float = 0.02,
+        tie_word_embeddings: bool = False,
+        max_position_embeddings: int = 4096,
+        use_cache: bool = True,
+        loss_chunk_size: int | None = None,
+        pad_token_id: int | None = None,
+        bos_token_id: int | None = 1,
+        eos_token_id: int | list[int] | None = 2,
+        **kwargs: Any,
+    ) -> None:
+        _check_names(kwargs)
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        if intermediate_size is None:
+            intermediate_size = -(-8 * hidden_size // 3 // 256) * 256
+        self.intermediate_size = intermediate_size
+        self.mixer = mixer
+        self.mixer_options = dict(mixer_options or {})
+        self.attention_layers = None if attention_layers is None else list(attention_layers)
+        self.hidden_act = hidden_act
+        self.norm_eps = norm_eps
+        self.initializer_range = initializer_range
+        self.max_position_embeddings = max_position_embeddings
+        self.use_cache = use_cache
+        self.loss_chunk_size = loss_chunk_size
+        super().__init__(
+            pad_token_id=pad_token_id,
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            tie_word_embeddings=tie_word_embeddings,
+            **kwargs,
+        )
+        self.check()
+        auto.register_models()
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> SwiLAConfig:
+        """A model of the paper by name, for example ``"temporal-swila-374m"``, with some fields changed.
+
+        ``swila models`` lists them. ``mixer_options`` are added to those of the preset.
+        """
+        fields = get_preset(name)
+        if "mixer_options" in changes and "mixer" not in changes:
+            mine, added = fields["mixer_options"], changes.pop("mixer_options")
+            if set(added) <= set(mine):
+                fields["mixer_options"] = {mixer: {**mine[mixer], **added.get(mixer, {})} for mixer in mine}
+            else:
+                fields["mixer_options"] = {**mine, fields["mixer"]: {**mine[fields["mixer"]], **added}}
+        return cls(**{**fields, **changes})
+
+    @property
+    def layer_mixers(self) -> list[str]:
+        """The name of each layer's mixer."""
+        names = [self.mixer] if isinstance(self.mixer, str) else list(self.mixer)
+        repeated = [names[i % len(names)] for i in range(self.num_hidden_layers)]
+        for i in self.attention_layers or ():
+            repeated[i] = "attention"
+        return repeated
+
+    def options_of(self, mixer: str) -> dict[str, Any]:
+        """The options of a mixer, whichever of the two ways ``mixer_options`` is written in."""
+        if mixer in self.mixer_options:
+            return dict(self.mixer_options[mixer])
+        by_name = any(name in MIXERS for name in self.mixer_options)
+        return {} if by_name or mixer != self.mixer else dict(self.mixer_options)
+
+    def check(self) -> None:
+        """Raise a ValueError that names the field that cannot be, and what would do."""
+        for field in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{field} must be an integer of at least 1, got {value!r}")
+        if self.hidden_act != "silu":
+            raise ValueError(f"hidden_act must be 'silu' (the feed-forward layers are SwiGLU), got {self.hidden_act!r}")
+        self._check_mixers()
+        for name in dict.fromkeys(self.layer_mixers):
+            options = self.options_of(name)
+            try:
+                with torch.device("meta"):
+                    make_mixer(name, self.hidden_size, **options)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"mixer_options of {name!r}: {error}") from None
+
+    def _check_mixers(self) -> None:
+        names = [self.mixer] if isinstance(self.mixer, str) else self.mixer
+        L, known = self.num_hidden_layers, ", ".join(MIXERS)
+        if not isinstance(names, list | tuple) or not names:
+            raise ValueError(f"mixer must be a name or a list of names, of {known}; got {self.mixer!r}")
+        for i, name in enumerate(names):
+            if name not in MIXERS:
+                where = "mixer" if isinstance(self.mixer, str) else f"mixer[{i}]"
+                raise ValueError(f"{where} must be one of {known}, got {name!r}; add your own by register_mixer")
+        if L % len(names):
+            raise ValueError(
+                f"mixer must name each of num_hidden_layers = {L} layers, or be a pattern whose length divides {L}, "
+                f"got {len(names)} names"
+            )
+        layers = self.attention_layers
+        if layers is not None:
+            wrong = [i for i in layers if not isinstance(i, int) or not 0 <= i < L]
+            if wrong:
+                raise ValueError(
+                    f"attention_layers must be between 0 and {L - 1} for num_hidden_layers = {L} (layers count from 0: "
+                    f"the paper's layer 4 is 3), got {wrong}"
+                )
+            if len(set(layers)) < len(layers):
+                raise ValueError(f"attention_layers must name each layer once, got {layers}")
+        by_name = [name for name in self.mixer_options if name in MIXERS]
+        if by_name:
+            for name, options in self.mixer_options.items():
+                if name not in self.layer_mixers:
+                    raise ValueError(
+                        f"mixer_options has options of {name!r}, which no layer is; the layers are "
+                        f"{', '.join(dict.fromkeys(self.layer_mixers))}"
+                    )
+                if not isinstance(options, dict):
+                    raise ValueError(f"mixer_options[{name!r}] must be a dict of options, got {options!r}")
+        elif self.mixer_options and not isinstance(self.mixer, str):
+            raise ValueError(
+                f"mixer_options must be {{name: options}} where mixer is a list, got {sorted(self.mixer_options)}"
+            )
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """See transformers; a configuration of another architecture is an error."""
+        found = config_dict.get("model_type", cls.model_type)
+        if found != cls.model_type:
+            raise ValueError(
+                f"model_type must be {cls.model_type!r} in a configuration of SwiLA, got {found!r}: load this checkpoint "
+                f"with transformers' AutoModelForCausalLM"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+
+def _check_names(others: dict[str, Any]) -> None:
+    """Raise ValueError where a field that is not ours looks like a slip; transformers takes any name as an attribute."""
+    ours = list(inspect.signature(SwiLAConfig.__init__).parameters)[1:-1]
+    for name in others:
+        options = [mixer for mixer, kind in MIXERS.items() if name in inspect.signature(kind).parameters]
+        if options:
+            raise ValueError(
+                f"{name!r} is an option of the mixer {' or '.join(map(repr, options))}: put it into mixer_options"
+            )
+        if close := difflib.get_close_matches(name, ours, 1, 0.85):
+            raise ValueError(f"{name!r} is not a field of SwiLAConfig; did you mean {close[0]!r}?")

@@ -1,0 +1,91 @@
+"""The model card that goes with saved weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swila._version import __version__
+from swila.models.language.presets import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from swila.models.language.modeling import SwiLAPreTrainedModel
+
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- swila
+- {mixers}
+---
+
+# {title}
+
+A causal language model with {layers}.
+
+| | |
+|---|---:|
+| parameters | {parameters:,} |
+| layers, width, vocabulary | {config.num_hidden_layers}, {config.hidden_size}, {config.vocab_size:,} |
+| recurrent state | {state:,} scalars ({megabytes:.1f} MB in float32), for any length of text |
+| kept of every token | {cache:,} scalars |
+
+```python
+import swila  # makes the architecture known to transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+```
+
+`pip install 'swila[hf]'` installs what it needs; `swila chat {name}` talks to it, and `swila.generate` is the fast way to
+generate on a GPU. Saved with swila {version}.
+
+Training data, intended use and evaluation: to be written by who trained it.
+"""
+
+
+def model_title(config: Any) -> str:
+    """The name of the architecture, where it is one of the paper's; else its mixers."""
+    mixers = dict.fromkeys(config.layer_mixers)
+    for architecture in ARCHITECTURES.values():
+        expected = {architecture.mixer, "attention"} if architecture.hybrid else {architecture.mixer}
+        options = config.options_of(architecture.mixer)
+        marks = {key: options.get(key) for key in ("temporal", "gate")}
+        wanted = {key: architecture.options.get(key) for key in ("temporal", "gate")}
+        if set(mixers) == expected and marks == wanted:
+            return architecture.title
+    return " and ".join(mixers)
+
+
+def write_model_card(model: SwiLAPreTrainedModel, directory: Any) -> None:
+    """Write README.md beside the weights, unless there is one."""
+    path = Path(directory) / "README.md"
+    if path.exists():
+        return
+    config = model.config
+    counts = {name: config.layer_mixers.count(name) for name in dict.fromkeys(config.layer_mixers)}
+    state, cache = state_sizes(model)
+    path.write_text(
+        CARD.format(
+            mixers="\n- ".join(counts),
+            title=model_title(config),
+            layers=" and ".join(f"{count} layers of `{name}`" for name, count in counts.items()),
+            parameters=model.num_parameters(),
+            config=config,
+            state=state,
+            megabytes=4 * state / 1e6,
+            cache=cache,
+            name=Path(directory).resolve().name,
+            version=__version__,
+        )
+    )
+
+
+def state_sizes(model: SwiLAPreTrainedModel) -> tuple[int, int]:
+    """Scalars of recurrent state, and scalars kept of every token, over all layers."""
+    mixers = [layer.mixer for layer in model.base_model.layers]
+    growing = [mixer.state_size(2) - mixer.state_size(1) for mixer in mixers]
+    return sum(mixer.state_size(0) for mixer in mixers), sum(growing)

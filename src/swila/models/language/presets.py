@@ -1,0 +1,177 @@
+"""The paper's language models by name, as fields of :class:`SwiLAConfig`.
+
+A name is an architecture and a size, ``temporal-swila-374m``. Where the paper gives a number it is used; the rank of SwiLA's
+projections, which it does not give, is the width of a head. Feed-forward widths make the models of a size equal in
+parameters (within 0.3 %), head counts and widths make them equal in recurrent state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Size:
+    """A skeleton that the models of a size share.
+
+    Attributes:
+        summary: what it is for.
+        hidden_size: width.
+        num_hidden_layers: depth.
+        heads: of the recurrent layers, and of attention in hybrids and FoX.
+        head_dim: of a head with one regressor; with a mixture of 4 it is half of that, which is the same state.
+        mom: heads and head dim of the memories of DN-MoM.
+        widths: of the feed-forward layers, by architecture; an architecture without one does not come in this size.
+    """
+
+    summary: str
+    hidden_size: int
+    num_hidden_layers: int
+    heads: int
+    head_dim: int
+    mom: tuple[int, int]
+    widths: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One of the paper's models: its mixer, and what is special about it."""
+
+    title: str
+    mixer: str
+    options: dict[str, Any]
+    hybrid: bool = False
+
+
+ARCHITECTURES = {
+    "transformer": Architecture("Transformer++", "attention", {}),
+    "fox": Architecture("FoX", "fox", {}),
+    "deltanet": Architecture("DeltaNet", "deltanet", {}),
+    "gdn": Architecture("GDN", "gated-deltanet", {}),
+    "kda": Architecture("KDA", "kda", {}),
+    "dn-mom": Architecture("DN-MoM", "mom", {}),
+    "gdn-mom": Architecture("GDN-MoM", "mom", {"gate": True, "use_output_gate": True}),
+    "swila": Architecture("SwiLA", "swila", {"balance_marginal": 1e-3}),
+    "temporal-swila": Architecture("Temporal SwiLA", "swila", {"temporal": True, "balance_marginal": 5e-4}),
+    "gated-swila": Architecture("Gated SwiLA", "swila", {"gate": "key", "balance_marginal": 5e-4}),
+    "gated-temporal-swila": Architecture(
+        "Gated Temporal SwiLA", "swila", {"gate": "key", "temporal": True, "balance_marginal": 2.5e-4}
+    ),
+    "hybrid-gdn": Architecture("Hybrid GDN", "gated-deltanet", {}, hybrid=True),
+    "hybrid-temporal-swila": Architecture(
+        "Hybrid Temporal SwiLA", "swila", {"temporal": True, "balance_marginal": 5e-4}, hybrid=True
+    ),
+    # of the ablation, beside SwiLA and Temporal SwiLA
+    "swila-unbalanced": Architecture("SwiLA, no load balancing", "swila", {}),
+    "temporal-swila-unbalanced": Architecture("Temporal SwiLA, no load balancing", "swila", {"temporal": True}),
+    "swila-16": Architecture("SwiLA, 16 mixtures", "swila", {"num_mixtures": 16, "balance_marginal": 1e-3}),
+    "temporal-swila-16": Architecture(
+        "Temporal SwiLA, 16 mixtures", "swila", {"num_mixtures": 16, "temporal": True, "balance_marginal": 5e-4}
+    ),
+}
+PAPER = list(ARCHITECTURES)[:13]
+
+SIZES = {
+    "tiny": Size("for trials on a CPU", 128, 4, 2, 64, (2, 32), dict.fromkeys(PAPER, 384)),
+    "115m": Size(
+        "of the ablation",
+        768,
+        12,
+        6,
+        128,
+        (2, 96),
+        {
+            "swila": 1680,
+            "temporal-swila": 1424,
+            "swila-unbalanced": 1680,
+            "temporal-swila-unbalanced": 1424,
+            "swila-16": 1968,
+            "temporal-swila-16": 1840,
+        },
+    ),
+    "374m": Size(
+        "of the paper's language models",
+        1024,
+        24,
+        8,
+        128,
+        (2, 128),
+        {
+            "transformer": 2816,
+            "fox": 2816,
+            "deltanet": 2816,
+            "gdn": 2464,
+            "kda": 2640,
+            "dn-mom": 3326,
+            "gdn-mom": 2288,
+            "swila": 3312,
+            "temporal-swila": 2960,
+            "gated-swila": 3248,
+            "gated-temporal-swila": 2896,
+            "hybrid-gdn": 2560,
+            "hybrid-temporal-swila": 2928,
+        },
+    ),
+    "1.3b": Size(
+        "of the throughput study",
+        2048,
+        24,
+        16,
+        128,
+        (4, 128),
+        {
+            "transformer": 5632,
+            "gdn": 4928,
+            "hybrid-gdn": 5104,
+            "swila": 6800,
+            "temporal-swila": 6128,
+            "hybrid-temporal-swila": 6000,
+        },
+    ),
+}
+
+
+def preset_names() -> list[str]:
+    """All names, small sizes first."""
+    return [f"{architecture}-{name}" for name, size in SIZES.items() for architecture in size.widths]
+
+
+def get_preset(name: str) -> dict[str, Any]:
+    """The fields of a preset, or a ValueError that says what there is."""
+    architecture, _, size_name = name.lower().rpartition("-")
+    if size_name not in SIZES or architecture not in SIZES[size_name].widths:
+        sizes = "; ".join(f"{size}: {', '.join(SIZES[size].widths)}" for size in SIZES)
+        raise ValueError(f"preset must be ARCHITECTURE-SIZE, such as temporal-swila-374m, got {name!r}. There are {sizes}")
+    size, model = SIZES[size_name], ARCHITECTURES[architecture]
+    options = {model.mixer: _mixer_options(model, size)}
+    fields: dict[str, Any] = {
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.num_hidden_layers,
+        "intermediate_size": size.widths[architecture],
+        "mixer": model.mixer,
+        "mixer_options": options,
+    }
+    if model.hybrid:  # every fourth layer: the paper's 4, 8, ..., counted from 0
+        fields["attention_layers"] = list(range(3, size.num_hidden_layers, 4))
+        options["attention"] = {"num_heads": size.heads}
+    return fields
+
+
+def _mixer_options(model: Architecture, size: Size) -> dict[str, Any]:
+    if model.mixer == "attention":
+        return {"num_heads": 2 * size.heads}
+    if model.mixer == "fox":
+        return {"num_heads": size.heads}
+    if model.mixer == "mom":
+        heads, head_dim = (size.heads, size.head_dim // 2) if model.options.get("gate") else size.mom
+        return {"num_heads": heads, "head_dim": head_dim, "num_memories": 3, "shared_memory": True, **model.options}
+    options: dict[str, Any] = {"num_heads": size.heads, "head_dim": size.head_dim}
+    if model.mixer == "swila":
+        J = model.options.get("num_mixtures", 4)
+        options |= {"num_mixtures": J, "head_dim": size.head_dim // {4: 2, 16: 4}[J]}
+        low_rank = f"low-rank:{options['head_dim']}"
+        options |= {"router_projection": low_rank, "beta_projection": low_rank}
+        if "gate" in model.options:
+            options["decay_projection"] = low_rank
+    return {**options, **model.options}
