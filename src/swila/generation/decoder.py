@@ -1,0 +1,208 @@
+"""The decoding loop: one captured CUDA graph per token, everything in place, nothing waits for the device.
+
+A step samples a token from the last hidden states, and reads it: state and hidden states are written over the old ones. All
+of it is on the device, the place of the token in the output and who is done included, so that a graph of the whole step can
+be replayed as fast as the host can ask for it. A row that is done keeps its state bit for bit. The same loop, without a
+graph, runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from swila.generation.sampling import Sampling
+from swila.generation.state import GenerationState
+from swila.layers import Cache
+from swila.layers.cache import LayerState, map_tensors
+
+SMALLEST = 1024  # tokens of keys and values a graph attends to; each next graph has twice as many
+UNSEEN = 16  # steps between looks at what came out, when nobody watches
+
+
+class Layout(NamedTuple):
+    """What the buffers and graphs of a :class:`Decoder` are made for.
+
+    Attributes:
+        rows: B.
+        capacity: tokens there is room for, where layers keep them all; else 0.
+        room: tokens that can be generated.
+        sampling: how tokens are chosen.
+        stop: tokens that end a row.
+        pad: what a row that is done has instead of tokens.
+    """
+
+    rows: int
+    capacity: int
+    room: int
+    sampling: Sampling
+    stop: tuple[int, ...]
+    pad: int
+
+
+class Decoder:
+    """Buffers, and on a GPU graphs, for one model and layout; to be used again and again."""
+
+    def __init__(self, model: Any, layout: Layout, state: GenerationState) -> None:
+        self._model = weakref.ref(model)  # which keeps the decoder, not the other way round
+        self.layout, self.device = layout, model.device
+        self.attends = layout.capacity > 0
+        self.weights = addresses(model)
+        self.states: list[LayerState] = model.model.decoding_states(state.cache, layout.capacity)
+        self.hidden = state.hidden.clone()
+        self.tokens = torch.full((layout.room, layout.rows), layout.pad, device=self.device)
+        self.at = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.done = torch.zeros(layout.rows, dtype=torch.bool, device=self.device)
+        self.stop = torch.tensor(layout.stop, dtype=torch.long, device=self.device)
+        self.generator = torch.Generator(self.device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self._model()
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether this decoder can do the work of another layout, and the weights are where they were."""
+        same = self.layout._replace(capacity=0, room=0) == layout._replace(capacity=0, room=0)
+        large_enough = self.layout.capacity >= layout.capacity and self.layout.room >= layout.room
+        return same and large_enough and self.weights == addresses(self.model)
+
+    def load(self, state: GenerationState, seed: int) -> None:
+        """Take a state and a seed to begin with."""
+        fresh = self.model.model.decoding_states(state.cache, self.layout.capacity)
+        map_tensors(lambda old, new: old.copy_(new), tuple(self.states), tuple(fresh))
+        self.hidden.copy_(state.hidden)
+        self.tokens.fill_(self.layout.pad)
+        self.at.zero_()
+        self.done.zero_()
+        self.generator.manual_seed(seed)
+        self.longest = max(state.tokens)
+
+    def state(self, tokens: list[int]) -> GenerationState:
+        """A copy of where the rows are now, having read ``tokens`` each."""
+        cache = Cache()
+        for i, (layer, state) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
+            cache.update(**layer.mixer.cached_state(state), layer_idx=i, offset=max(tokens))
+        return GenerationState(cache, self.hidden.clone(), tokens)
+
+    @torch.no_grad()
+    def run(self, steps: int, watch: Callable[[Tensor], None] | None = None) -> None:
+        """Generate up to ``steps`` tokens, fewer if every row is done.
+
+        Args:
+            steps: tokens.
+            watch: called with the tokens ``[B]`` of every step, on the CPU, while the device is a step ahead.
+        """
+        on_gpu = self.device.type == "cuda"
+        stride = UNSEEN if on_gpu and watch is None else 1
+        looks = [Look(stride, self.layout.rows, self.device) for _ in range(2)]
+        pending: deque[Look] = deque()
+        everyone_done = False
+        for n in range(steps):
+            self._step(self.longest + n)
+            if (n + 1) % stride == 0 or n + 1 == steps:
+                look = looks[n // stride % 2]
+                look.take(self.tokens[n // stride * stride : n + 1], self.done)
+                pending.append(look)
+            if len(pending) > on_gpu:  # a GPU is kept busy while the host looks
+                everyone_done = pending.popleft().show(watch)
+            if everyone_done:
+                return
+        while pending:
+            pending.popleft().show(watch)
+
+    def _step(self, length: int) -> None:
+        bound = self._bound(length + 1)
+        if self.device.type != "cuda":
+            self._decode(bound)
+            return
+        if bound not in self.graphs:
+            self._capture(bound)
+        self.graphs[bound].replay()
+
+    def _bound(self, length: int) -> int:
+        """How many tokens of keys and values a step looks at that has ``length`` of them."""
+        bound = SMALLEST
+        while bound < length:
+            bound *= 2
+        return min(bound, self.layout.capacity)
+
+    def _decode(self, bound: int) -> None:
+        logits = self.model.lm_head(self.hidden).float()
+        alive = ~self.done
+        token = self.layout.sampling.draw(logits, self.generator).where(alive, self.layout.pad)
+        self.tokens.index_copy_(0, self.at, token.unsqueeze(0))
+        hidden = self.model.model.step(token.where(alive, 0), self._states_up_to(bound), alive)
+        self.hidden.copy_(hidden.where(alive.unsqueeze(1), self.hidden))
+        self.done |= (token.unsqueeze(1) == self.stop).any(1)
+        self.at += 1
+
+    def _states_up_to(self, bound: int) -> list[LayerState]:
+        if not self.attends:
+            return self.states
+        states = []
+        for state in self.states:
+            if state.get("attn_state") is not None:
+                *kept, length = state["attn_state"]
+                state = {**state, "attn_state": (*(t[:, :bound] for t in kept), length)}  # type: ignore[typeddict-item]
+            states.append(state)
+        return states
+
+    def _capture(self, bound: int) -> None:
+        """Record a step. What warms up and is recorded runs with every row done, which leaves all states alone."""
+        kept = self.done.clone(), self.at.clone(), self.tokens.clone(), self.generator.get_state()
+        self.done.fill_(True)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self.at.zero_()
+                self._decode(bound)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph):
+            self._decode(bound)
+        self.graphs[bound] = graph
+        self.done.copy_(kept[0])
+        self.at.copy_(kept[1])
+        self.tokens.copy_(kept[2])
+        self.generator.set_state(kept[3])
+
+
+class Look:
+    """A copy on the host of what the last steps gave, made while the device goes on."""
+
+    def __init__(self, steps: int, rows: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self.event = torch.cuda.Event() if pinned else None
+        self.tokens = torch.zeros(steps, rows, dtype=torch.long, pin_memory=pinned)
+        self.done = torch.zeros(rows, dtype=torch.bool, pin_memory=pinned)
+
+    def take(self, tokens: Tensor, done: Tensor) -> None:
+        """Ask for a copy of the tokens ``[steps, rows]``, and of who is done."""
+        self.steps = len(tokens)
+        self.tokens[: self.steps].copy_(tokens, non_blocking=True)
+        self.done.copy_(done, non_blocking=True)
+        if self.event is not None:
+            self.event.record()
+
+    def show(self, watch: Callable[[Tensor], None] | None) -> bool:
+        """Wait for the copy, show the tokens of each step to who watches, and say whether every row is done."""
+        if self.event is not None:
+            self.event.synchronize()
+        if watch is not None:
+            for tokens in self.tokens[: self.steps]:
+                watch(tokens.clone())
+        return bool(self.done.all())
+
+
+def addresses(model: Any) -> tuple[int, ...]:
+    """Where the weights lie: a graph reads them from there."""
+    return tuple(p.data_ptr() for p in model.parameters())

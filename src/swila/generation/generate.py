@@ -1,0 +1,136 @@
+"""Generating text: prompts in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from swila.generation.decoder import Decoder, Layout
+from swila.generation.prefill import Prompts, as_tokens, prefill
+from swila.generation.sampling import Sampling
+from swila.generation.state import GenerationState
+
+_decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
+
+
+@dataclass
+class Generation:
+    """What came out.
+
+    Attributes:
+        tokens: new tokens of each prompt, the stop token included.
+        texts: the same as text, without special tokens; None without a tokenizer.
+        stopped: whether each ended with a stop token.
+        state: after the prompt and all these tokens; None unless asked for.
+    """
+
+    tokens: list[list[int]]
+    texts: list[str] | None
+    stopped: list[bool]
+    state: GenerationState | None
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    prompts: Prompts | None = None,
+    tokenizer: Any = None,
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    stop: int | Sequence[int] | None = None,
+    state: GenerationState | None = None,
+    return_state: bool = False,
+    streamer: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Generation:
+    """Continue prompts with any of the models; on a GPU a token is one replay of a CUDA graph, state in place.
+
+    Prompts may differ in length; each goes on as if it were alone. The graph and its buffers are kept with the model for
+    the next call of the same shape.
+
+    Args:
+        model: a :class:`swila.SwiLAForCausalLM`.
+        prompts: text, token ids, or a list of them; None to go on from ``state`` as it is.
+        tokenizer: for text, in and out.
+        max_new_tokens: at most so many for each prompt.
+        temperature: 0 for the likeliest token; else to draw with.
+        top_k: draw among the k likeliest.
+        top_p: draw among the likeliest that together have this probability.
+        seed: of the draws; None takes one from torch's own generator.
+        stop: token ids that end a text; by default the model's ``eos_token_id``, ``()`` for none.
+        state: to go on from: what :func:`swila.prefill` or an earlier call returned, or was read from a file. It is left
+            as it is; one of a single row serves many prompts.
+        return_state: whether to return the state after the last token.
+        streamer: gets the tokens of every step as they come, in transformers' protocol (``TextStreamer`` and its like).
+        progress: of reading the prompt; see :func:`swila.prefill`.
+    """
+    sampling = Sampling(temperature, top_k, top_p)
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    training = model.training
+    model.eval()
+    try:
+        rows = [[]] if prompts is None else as_tokens(prompts, tokenizer)
+        if prompts is not None:
+            state = prefill(model, rows, None, state, progress=progress)
+        elif state is None:
+            raise ValueError("prompts or state must be given: there is nothing to go on from")
+        if streamer is not None:  # which takes the first for the prompt
+            streamer.put(pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True))
+        ends = stop_tokens(model, stop)
+        decoder = _decoder(model, state, max_new_tokens, sampling, ends)
+        decoder.load(state, int(torch.randint(2**62, ())) if seed is None else seed)
+        decoder.run(max_new_tokens, None if streamer is None else streamer.put)
+        if streamer is not None:
+            streamer.end()
+    finally:
+        model.train(training)
+    tokens = [_up_to_stop(row, ends) for row in decoder.tokens[:max_new_tokens].mT.tolist()]
+    return Generation(
+        tokens,
+        None if tokenizer is None else [tokenizer.decode(row, skip_special_tokens=True) for row in tokens],
+        [bool(row) and row[-1] in ends for row in tokens],
+        decoder.state([a + len(b) for a, b in zip(state.tokens, tokens, strict=True)]) if return_state else None,
+    )
+
+
+def stop_tokens(model: Any, stop: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The tokens that end a text, as given or as the model's configuration says."""
+    if stop is None:
+        generation = getattr(model, "generation_config", None)
+        stop = getattr(generation, "eos_token_id", None)
+        stop = model.config.eos_token_id if stop is None else stop
+    return () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
+
+
+def _decoder(
+    model: Any, state: GenerationState, max_new_tokens: int, sampling: Sampling, stop: tuple[int, ...]
+) -> Decoder:
+    attends = any(state.cache[i].get("attn_state") is not None for i in range(len(state.cache)))
+    capacity = _rounded(max(state.tokens) + max_new_tokens, 1024) if attends else 0
+    pad = model.config.pad_token_id
+    layout = Layout(len(state), capacity, _rounded(max_new_tokens, 256), sampling, stop, -1 if pad is None else pad)
+    known = _decoders.get(model)
+    if known is None or not known.fits(layout):
+        _decoders.pop(model, None)
+        del known  # its memory, before there is more
+        _decoders[model] = known = Decoder(model, layout, state)
+    return known
+
+
+def _rounded(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _up_to_stop(tokens: list[int], stop: tuple[int, ...]) -> list[int]:
+    ends = [i for i, token in enumerate(tokens) if token in stop]
+    return tokens[: ends[0] + 1] if ends else tokens

@@ -1,0 +1,89 @@
+"""Reading prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swila.generation.state import GenerationState
+from swila.layers import Cache
+
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
+
+AT_ONCE = {True: 4096, False: 16384}  # tokens of a row at a time, with and without layers that attend to all of them
+
+
+def as_tokens(prompts: Prompts, tokenizer: Any) -> list[list[int]]:
+    """Prompts of any kind as lists of token ids."""
+    if isinstance(prompts, Tensor):
+        if prompts.ndim not in (1, 2) or prompts.is_floating_point():
+            raise ValueError(f"prompts must be token ids [T] or [B, T], got {prompts.dtype} {list(prompts.shape)}")
+        return prompts.tolist() if prompts.ndim == 2 else [prompts.tolist()]
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    rows: list[Any] = list(prompts)
+    if rows and isinstance(rows[0], int):
+        rows = [rows]
+    if any(isinstance(row, str) for row in rows):
+        if tokenizer is None:
+            raise ValueError("tokenizer must be given for prompts that are text; or pass token ids")
+        rows = [tokenizer(row)["input_ids"] if isinstance(row, str) else row for row in rows]
+    if not rows:
+        raise ValueError("prompts must hold at least one, got none")
+    return [row.tolist() if isinstance(row, Tensor) else list(row) for row in rows]
+
+
+@torch.no_grad()
+def prefill(
+    model: Any,
+    prompts: Prompts,
+    tokenizer: Any = None,
+    state: GenerationState | None = None,
+    chunk_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> GenerationState:
+    """Read prompts, and return the state after them.
+
+    Long texts are read a stretch at a time, so that memory does not grow with them (but for keys and values of attention).
+
+    Args:
+        model: a :class:`swila.SwiLAForCausalLM`.
+        prompts: text, token ids, or a list of them; of any lengths.
+        tokenizer: for text.
+        state: to go on from; it is left as it is. A state of one row is read on by every prompt.
+        chunk_size: tokens of each row at a time; by default 16,384, or 4,096 for models with attention.
+        progress: called with the tokens of the longest prompt that are read, and all of them.
+    """
+    rows = as_tokens(prompts, tokenizer)
+    if state is not None and len(state) != len(rows):
+        if len(state) != 1:
+            raise ValueError(f"state must have one row, or one for each of {len(rows)} prompts, got {len(state)}")
+        state = state[[0] * len(rows)]
+    if state is None and not all(rows):
+        raise ValueError("prompts must have at least one token each where there is no state to go on from")
+    if wrong := [token for row in rows for token in row if not 0 <= token < model.config.vocab_size]:
+        raise ValueError(f"prompts must hold ids below vocab_size = {model.config.vocab_size}, got {wrong[0]}")
+    if chunk_size is None:
+        chunk_size = AT_ONCE[any(name in ("attention", "fox") for name in model.config.layer_mixers)]
+    lengths, longest, device = [len(row) for row in rows], max(map(len, rows)), model.device
+    cache = Cache() if state is None else state.cache.map(lambda t: t)
+    hidden = None if state is None else state.hidden
+    padded = torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+    for start in range(0, longest, chunk_size):
+        ids = padded[:, start : start + chunk_size].to(device)
+        here = torch.tensor([min(max(length - start, 0), ids.shape[1]) for length in lengths], device=device)
+        ragged = any(length < start + ids.shape[1] for length in lengths)
+        mask = (torch.arange(ids.shape[1], device=device) < here.unsqueeze(1)).long() if ragged else None
+        out = model.model(ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+        last = out.last_hidden_state[torch.arange(len(rows), device=device), (here - 1).clamp_min(0)]
+        hidden = last if hidden is None else torch.where((here > 0).unsqueeze(1), last, hidden)
+        if progress is not None:
+            progress(min(start + chunk_size, longest), longest)
+    assert hidden is not None
+    before = [0] * len(rows) if state is None else state.tokens
+    return GenerationState(cache, hidden, [a + b for a, b in zip(before, lengths, strict=True)])

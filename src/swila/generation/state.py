@@ -1,0 +1,140 @@
+"""Everything a model needs to go on with a text, and the file it can be kept in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swila._version import __version__
+from swila.layers import Cache
+from swila.layers.cache import LayerState
+from swila.ops import SwitchingState
+
+FORMAT = "swila-state-1"
+
+
+@dataclass
+class GenerationState:
+    """What a model has read so far: a few megabytes for any length of text, if its layers are recurrent.
+
+    Attributes:
+        cache: what the layers carry.
+        hidden: the last hidden states ``[B, hidden_size]``, from which the next tokens follow.
+        tokens: how many tokens of each row have been read.
+    """
+
+    cache: Cache
+    hidden: Tensor
+    tokens: list[int]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, rows: int | slice | list[int]) -> GenerationState:
+        """The state of some rows; of one row again and again with ``state[[0] * 8]``, for example."""
+        indices = range(len(self))[rows] if isinstance(rows, slice) else [rows] if isinstance(rows, int) else rows
+        places = [range(len(self))[i] for i in indices]
+        index = torch.tensor(places, device=self.hidden.device)
+        return GenerationState(self.cache.batch_select(index), self.hidden[index], [self.tokens[i] for i in places])
+
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.numel() * t.element_size() for t in _flatten(self).values())
+
+    def save(self, path: str | Path, model: Any) -> None:
+        """Write the state to a safetensors file, with what is needed to recognise the model it belongs to."""
+        from safetensors.torch import save_file
+
+        metadata = {
+            "format": FORMAT,
+            "swila": __version__,
+            "tokens": json.dumps(self.tokens),
+            "layers": json.dumps(model.config.layer_mixers),
+            "weights": weights_fingerprint(model),
+        }
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")  # a file under its name is a whole one
+        save_file({name: t.contiguous() for name, t in _flatten(self).items()}, part, metadata)
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Any, check: bool = True) -> GenerationState:
+        """Read a state back, onto the model's device.
+
+        Args:
+            path: of a file that :meth:`save` wrote, here or on another machine.
+            model: the model it was made with.
+            check: False to take it although the weights are not those it was made with.
+        """
+        from safetensors import safe_open
+
+        if not Path(path).is_file():
+            raise ValueError(f"path must be a file with a saved state, got {str(path)!r}, which is none")
+        with safe_open(str(path), "pt", device=str(model.device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a saved state of this version: format must be {FORMAT!r}, "
+                             f"got {metadata.get('format')!r}")  # fmt: skip
+        layers = json.loads(metadata["layers"])
+        if layers != model.config.layer_mixers:
+            raise ValueError(
+                f"{path} is the state of another architecture: its layers are {_briefly(layers)}, the model's are "
+                f"{_briefly(model.config.layer_mixers)}; load the model it was made with"
+            )
+        if check and metadata["weights"] != weights_fingerprint(model):
+            raise ValueError(
+                f"{path} was made with other weights (or in another dtype) than the model's, which would read it as noise; "
+                "load the model it was made with, or pass check=False"
+            )
+        return _unflatten(tensors, json.loads(metadata["tokens"]))
+
+
+def weights_fingerprint(model: Any) -> str:
+    """A hash of the first and last values of every parameter, and of the dtypes."""
+    ends = [torch.cat([p.detach().flatten()[:8], p.detach().flatten()[-8:]]).double() for p in model.parameters()]
+    names = json.dumps([(name, str(p.dtype), list(p.shape)) for name, p in model.named_parameters()])
+    digest = hashlib.sha256(names.encode())
+    digest.update(torch.cat(ends).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _briefly(names: list[str]) -> str:
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+
+def _flatten(state: GenerationState) -> dict[str, Tensor]:
+    found = {"hidden": state.hidden}
+    for i in range(len(state.cache)):
+        for part, tree in state.cache[i].items():
+            if tree is not None:
+                names = getattr(tree, "_fields", range(len(tree)))
+                found |= {f"layers.{i}.{part}.{n}": t for n, t in zip(names, tree, strict=True) if t is not None}
+    return found
+
+
+def _unflatten(tensors: dict[str, Tensor], tokens: list[int]) -> GenerationState:
+    parts: dict[int, dict[str, dict[str, Tensor]]] = {}
+    for name, t in tensors.items():
+        if name.startswith("layers."):
+            _, i, part, entry = name.split(".")
+            parts.setdefault(int(i), {}).setdefault(part, {})[entry] = t
+    cache = Cache()
+    for i in sorted(parts):
+        state: LayerState = {}
+        for part, entries in parts[i].items():
+            if part == "recurrent_state":
+                state["recurrent_state"] = SwitchingState(**entries)
+            elif part == "conv_state":
+                state["conv_state"] = tuple(entries[str(n)] for n in range(len(entries)))
+            else:
+                state["attn_state"] = tuple(entries[str(n)] for n in range(len(entries)))
+        cache.update(**state, layer_idx=i, offset=max(tokens))
+    return GenerationState(cache, tensors["hidden"], tokens)
