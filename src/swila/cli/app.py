@@ -9,11 +9,13 @@ import typer
 from swila.cli.bench import bench
 from swila.cli.demo import demo
 from swila.cli.doctor import doctor
+from swila.cli.generate import chat, generate
 from swila.cli.info import info
+from swila.cli.models import models
 from swila.cli.run import run
 
 app = typer.Typer(
-    help="Switching linear attention: run its experiments, inspect this machine, check the kernels, measure them.",
+    help="Switching linear attention: run its experiments, generate text, inspect this machine, check and measure kernels.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,
@@ -34,6 +36,9 @@ def _main(
 
 
 app.add_typer(run, name="run")
+app.command()(models)
+app.command()(generate)
+app.command()(chat)
 app.command()(info)
 app.command()(doctor)
 app.add_typer(bench, name="bench")

@@ -22,6 +22,14 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def needs_transformers() -> None:
+    """End the command unless there is a transformers it can use."""
+    from swila.models.auto import why_unusable
+
+    if reason := why_unusable():
+        fail(f"this command needs transformers: {reason}. Try: pip install 'swila[hf]'")
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turn the errors a user can cause into one line each."""

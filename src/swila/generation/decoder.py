@@ -21,7 +21,6 @@ from swila.generation.state import GenerationState
 from swila.layers import Cache
 from swila.layers.cache import LayerState, map_tensors
 
-SMALLEST = 1024  # tokens of keys and values a graph attends to; each next graph has twice as many
 UNSEEN = 16  # steps between looks at what came out, when nobody watches
 
 
@@ -35,6 +34,7 @@ class Layout(NamedTuple):
         sampling: how tokens are chosen.
         stop: tokens that end a row.
         pad: what a row that is done has instead of tokens.
+        compiled: whether blocks go through ``torch.compile``.
     """
 
     rows: int
@@ -43,6 +43,7 @@ class Layout(NamedTuple):
     sampling: Sampling
     stop: tuple[int, ...]
     pad: int
+    compiled: bool
 
 
 class Decoder:
@@ -118,7 +119,7 @@ class Decoder:
             pending.popleft().show(watch)
 
     def _step(self, length: int) -> None:
-        bound = self._bound(length + 1)
+        bound = min(rounded_up(length + 1), self.layout.capacity)
         if self.device.type != "cuda":
             self._decode(bound)
             return
@@ -126,19 +127,12 @@ class Decoder:
             self._capture(bound)
         self.graphs[bound].replay()
 
-    def _bound(self, length: int) -> int:
-        """How many tokens of keys and values a step looks at that has ``length`` of them."""
-        bound = SMALLEST
-        while bound < length:
-            bound *= 2
-        return min(bound, self.layout.capacity)
-
     def _decode(self, bound: int) -> None:
         logits = self.model.lm_head(self.hidden).float()
         alive = ~self.done
         token = self.layout.sampling.draw(logits, self.generator).where(alive, self.layout.pad)
         self.tokens.index_copy_(0, self.at, token.unsqueeze(0))
-        hidden = self.model.model.step(token.where(alive, 0), self._states_up_to(bound), alive)
+        hidden = self.model.model.step(token.where(alive, 0), self._states_up_to(bound), alive, self.layout.compiled)
         self.hidden.copy_(hidden.where(alive.unsqueeze(1), self.hidden))
         self.done |= (token.unsqueeze(1) == self.stop).any(1)
         self.at += 1
@@ -201,6 +195,12 @@ class Look:
             for tokens in self.tokens[: self.steps]:
                 watch(tokens.clone())
         return bool(self.done.all())
+
+
+def rounded_up(length: int) -> int:
+    """How many tokens of keys and values a graph looks at, for ``length`` of them: up to an eighth more, to have few."""
+    step = max(256, 1 << max(length.bit_length() - 4, 0))
+    return -(-length // step) * step
 
 
 def addresses(model: Any) -> tuple[int, ...]:

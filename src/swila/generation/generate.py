@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from swila.generation.decoder import Decoder, Layout
+from swila.generation.decoder import Decoder, Layout, rounded_up
 from swila.generation.prefill import Prompts, as_tokens, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
@@ -50,6 +50,7 @@ def generate(
     state: GenerationState | None = None,
     return_state: bool = False,
     streamer: Any = None,
+    compile: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Generation:
     """Continue prompts with any of the models; on a GPU a token is one replay of a CUDA graph, state in place.
@@ -71,6 +72,7 @@ def generate(
             as it is; one of a single row serves many prompts.
         return_state: whether to return the state after the last token.
         streamer: gets the tokens of every step as they come, in transformers' protocol (``TextStreamer`` and its like).
+        compile: whether the step goes through ``torch.compile``: takes a while the first time, and is faster after it.
         progress: of reading the prompt; see :func:`swila.prefill`.
     """
     sampling = Sampling(temperature, top_k, top_p)
@@ -87,7 +89,7 @@ def generate(
         if streamer is not None:  # which takes the first for the prompt
             streamer.put(pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True))
         ends = stop_tokens(model, stop)
-        decoder = _decoder(model, state, max_new_tokens, sampling, ends)
+        decoder = _decoder(model, state, max_new_tokens, sampling, ends, compile)
         decoder.load(state, int(torch.randint(2**62, ())) if seed is None else seed)
         decoder.run(max_new_tokens, None if streamer is None else streamer.put)
         if streamer is not None:
@@ -113,22 +115,18 @@ def stop_tokens(model: Any, stop: int | Sequence[int] | None) -> tuple[int, ...]
 
 
 def _decoder(
-    model: Any, state: GenerationState, max_new_tokens: int, sampling: Sampling, stop: tuple[int, ...]
+    model: Any, state: GenerationState, max_new_tokens: int, sampling: Sampling, stop: tuple[int, ...], compiled: bool
 ) -> Decoder:
     attends = any(state.cache[i].get("attn_state") is not None for i in range(len(state.cache)))
-    capacity = _rounded(max(state.tokens) + max_new_tokens, 1024) if attends else 0
-    pad = model.config.pad_token_id
-    layout = Layout(len(state), capacity, _rounded(max_new_tokens, 256), sampling, stop, -1 if pad is None else pad)
+    capacity = rounded_up(max(state.tokens) + max_new_tokens) if attends else 0
+    pad = -1 if model.config.pad_token_id is None else model.config.pad_token_id
+    layout = Layout(len(state), capacity, rounded_up(max_new_tokens), sampling, stop, pad, compiled)
     known = _decoders.get(model)
     if known is None or not known.fits(layout):
         _decoders.pop(model, None)
         del known  # its memory, before there is more
         _decoders[model] = known = Decoder(model, layout, state)
     return known
-
-
-def _rounded(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
 
 
 def _up_to_stop(tokens: list[int], stop: tuple[int, ...]) -> list[int]:

@@ -131,16 +131,13 @@ def switching_delta_rule_step(
 
 def _run(x: Inputs, options: Options, backend: str, step: bool = False, inplace: bool = False) -> Results:
     if torch.compiler.is_compiling():
-        results = library.call(x, options, backend, step)
-        return _written_over(x, results) if inplace else results
+        return library.step_in_place(x, options, backend) if inplace else library.call(x, options, backend, step)
     check_call(x, options)
     problem = Problem.of(x, options, needs_grad(x))
     chosen = choose_backend(backend, problem, step)
-    if inplace and chosen.step_inplace is not None and all(t is None or t.is_contiguous() for t in x[9:12]):
-        check_values(x)
-        return chosen.step_inplace(x, options)
     if inplace:
-        return _written_over(x, _run(x, options, chosen.name, step))
+        check_values(x)
+        return chosen.run_step_in_place(x, options)
     forward = chosen.differentiable
     if step and chosen.step is not None and (chosen.step_has_gradients or not problem.needs_grad):
         forward = chosen.step
@@ -154,10 +151,3 @@ def _run(x: Inputs, options: Options, backend: str, step: bool = False, inplace:
     check_values(x)
     return forward(x, options)
 
-
-def _written_over(x: Inputs, results: Results) -> Results:
-    """The results with the new state in the place of the old one."""
-    for old, new in zip((x.W, x.r, x.rho), results.final, strict=True):
-        if old is not None and new is not None:
-            old.copy_(new)
-    return results._replace(W=x.W, r=x.r, rho=x.rho)

@@ -65,6 +65,16 @@ class Backend:
     slow_on_gpu: bool = False
     operand_bits: Callable[[torch.dtype], int | None] = _no_objection
 
+    def run_step_in_place(self, x: Inputs, options: Options) -> Results:
+        """The step with the new state in the place of the old one, by whichever way there is."""
+        if self.step_inplace is not None and all(t is None or t.is_contiguous() for t in (x.W, x.r, x.rho)):
+            return self.step_inplace(x, options)
+        results = self.forward(x, options, False)[0] if self.step is None else self.step(x, options)
+        for old, new in zip((x.W, x.r, x.rho), results.final, strict=True):
+            if old is not None and new is not None:
+                old.copy_(new)
+        return results._replace(W=x.W, r=x.r, rho=x.rho)
+
 
 def register_backend(backend: Backend) -> None:
     """Add a backend, ahead of the others when ``auto`` chooses; one of a built-in's name takes its place and rank."""

@@ -1,7 +1,8 @@
-"""The operation as two operators of ``torch.library``: schemas, tracing, gradients, and the way to a backend.
+"""The operation as operators of ``torch.library``: schemas, tracing, gradients, and the way to a backend.
 
 ``swila::switching_delta_rule`` returns the results that the call has (see :func:`_present`) followed by what its
-backward keeps. Nothing here knows a backend; the ``backend`` argument is looked up when the operator runs.
+backward keeps. ``swila::switching_delta_rule_step_`` writes the state over the old one. Nothing here knows a backend; the
+``backend`` argument is looked up when the operator runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from swila._version import __version__
 from swila.ops.backends import Backend, choose_backend, get_backend, usable_backends
-from swila.ops.call import DIFFERENTIABLE, Inputs, Options, Problem, Results, empty_results, needs_grad
+from swila.ops.call import DIFFERENTIABLE, STATE, Inputs, Options, Problem, Results, empty_results, needs_grad
 from swila.ops.validation import check_call, check_values
 
 _OPTIONAL = set(Inputs._field_defaults)
@@ -25,6 +26,10 @@ _library.define(f"switching_delta_rule({_TENSORS}, {_OPTIONS}, bool save, str ba
 _library.define(
     f"switching_delta_rule_backward({_TENSORS}, {_OPTIONS}, str backend, Tensor[] saved, Tensor?[] grads) -> Tensor[]"
 )
+_MUTABLE = _TENSORS
+for _mark, _name in zip("abc", STATE, strict=True):
+    _MUTABLE = _MUTABLE.replace(f"Tensor? {_name},", f"Tensor({_mark}!)? {_name},")
+_library.define(f"switching_delta_rule_step_({_MUTABLE}, {_OPTIONS}, str backend) -> Tensor")
 
 
 def call(x: Inputs, options: Options, backend: str, step: bool = False) -> Results:
@@ -33,6 +38,14 @@ def call(x: Inputs, options: Options, backend: str, step: bool = False) -> Resul
         backend = _auto_step() if step else _auto()
     tensors = torch.ops.swila.switching_delta_rule(*x, *options, needs_grad(x), backend, __version__)
     return Results(**dict(zip(_present(x, options), tensors, strict=False)))
+
+
+def step_in_place(x: Inputs, options: Options, backend: str) -> Results:
+    """The step that writes the state over the old one, as one opaque node without gradients."""
+    if backend == "auto":
+        backend = _auto_step()
+    output = torch.ops.swila.switching_delta_rule_step_(*x, *options, backend)
+    return Results(output, x.W, x.r, x.rho)
 
 
 def _auto() -> str:
@@ -86,6 +99,21 @@ def _backward(*args) -> list[Tensor]:
     grads = Results(**{**dict.fromkeys(Results._fields), **dict(zip(_present(x, options), given, strict=True))})
     computed = _choose(x, options, True, backend).backward(x, options, saved, grads)
     return [computed[name].contiguous() for name in DIFFERENTIABLE if getattr(x, name) is not None]
+
+
+@torch.library.impl(_library, "switching_delta_rule_step_", "CompositeExplicitAutograd")
+def _step_in_place(*args) -> Tensor:
+    x, options, (backend,) = _split(args)
+    check_values(x)
+    chosen = choose_backend(backend, Problem.of(x, options, needs_grad=False), step=True)
+    return chosen.run_step_in_place(x, options).output
+
+
+@torch.library.register_fake("swila::switching_delta_rule_step_", lib=_library)
+def _step_in_place_fake(*args) -> Tensor:
+    x, options, _ = _split(args)
+    check_call(x, options)
+    return empty_results(x, options).output
 
 
 @torch.library.register_fake("swila::switching_delta_rule", lib=_library)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,6 +65,9 @@ class SwiLAPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Weights of Linear and Embedding from N(0, std²), biases 0; what a layer starts on purpose it starts itself."""
+        own = list(module.parameters(recurse=False))
+        if own and all(getattr(p, "_is_hf_initialized", False) for p in own):
+            return  # transformers' mark of what came from a checkpoint
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
             if isinstance(module, nn.Linear) and module.bias is not None:
@@ -175,17 +180,19 @@ class SwiLAModel(SwiLAPreTrainedModel):
             return pack(x, attention_mask, cu_seqlens)
         return pack_by_position(x, position_ids)
 
-    def step(self, tokens: Tensor, states: list[LayerState], alive: Tensor) -> Tensor:
+    def step(self, tokens: Tensor, states: list[LayerState], alive: Tensor, compiled: bool = False) -> Tensor:
         """One token of every row, over the old state: ``tokens [B]`` to hidden states ``[B, hidden_size]``.
 
         Args:
             tokens: the rows' next tokens.
             states: of :meth:`decoding_states`, written to.
             alive: which rows take the step, bool ``[B]``; the others keep their state bit for bit.
+            compiled: whether blocks go through ``torch.compile``: slow at first, then with a third of the kernels.
         """
+        step = _compiled_step() if compiled else SwiLABlock.step
         x = self.embed_tokens(tokens).unsqueeze(1)
         for layer, state in zip(self.layers, states, strict=True):
-            x = layer.step(x, state, alive)
+            x = step(layer, x, state, alive)
         return self.norm(x).squeeze(1)
 
     def decoding_states(self, cache: Cache, capacity: int) -> list[LayerState]:
@@ -322,6 +329,12 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
     @staticmethod
     def _reorder_cache(past_key_values: Cache, beam_idx: Tensor) -> Cache:
         return past_key_values.batch_select(beam_idx)
+
+
+@functools.cache
+def _compiled_step() -> Callable[..., Tensor]:
+    """A block's step, compiled once for all blocks of a kind."""
+    return torch.compile(SwiLABlock.step, fullgraph=True, dynamic=False)
 
 
 def _bounds(cu_seqlens: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:

@@ -1,0 +1,49 @@
+"""``swila models``: the language models that have a name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from swila.cli.options import needs_transformers, one_line_errors
+
+
+def models(
+    size: Annotated[str | None, typer.Option(help="Only those of a size: tiny, 115m, 374m or 1.3b.")] = None,
+) -> None:
+    """List the language models that have a name.
+
+    With parameters, bytes of recurrent state in float32, and bytes of keys and values per token in bfloat16.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    needs_transformers()
+    from swila.models.language.listing import describe
+    from swila.models.language.presets import SIZES
+
+    with one_line_errors():
+        if size is not None and size not in SIZES:
+            raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
+    console = Console()
+    for name, skeleton in SIZES.items():
+        if size not in (None, name):
+            continue
+        depth, width = skeleton.num_hidden_layers, skeleton.hidden_size
+        title = f"\n{name}, {skeleton.summary}: {depth} layers, width {width}"
+        table = Table(title=title, title_justify="left", box=None)
+        table.add_column("name", header_style="bold", no_wrap=True)
+        for heading in ("parameters", "feed-forward", "state", "KV per token"):
+            table.add_column(heading, header_style="bold", justify="right", no_wrap=True)
+        for architecture, inner in skeleton.widths.items():
+            found = describe(f"{architecture}-{name}")
+            table.add_row(
+                f"{architecture}-{name}",
+                f"{found.parameters / 1e6:,.1f} M",
+                str(inner),
+                f"{found.state_bytes / 1e6:.2f} MB" if found.state_bytes else "-",
+                f"{found.cache_bytes:,} B" if found.cache_bytes else "-",
+            )
+        console.print(table)
+    print("\nSwiLAForCausalLM(SwiLAConfig.preset(NAME)) makes one; options can be changed there.")
