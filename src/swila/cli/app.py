@@ -15,7 +15,7 @@ from swila.cli.models import models
 from swila.cli.run import run
 
 app = typer.Typer(
-    help="Switching linear attention: run its experiments, generate text, inspect this machine, check and measure kernels.",
+    help="Switching linear attention: run experiments, generate text, inspect this machine, check and measure kernels.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,

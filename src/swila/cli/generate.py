@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="Directory (or hub name) of a saved model with its tokenizer.")]
 Device = Annotated[str | None, typer.Option(help="Device; by default cuda if there is one, else cpu.")]
-Dtype = Annotated[str | None, typer.Option(help="Dtype of the weights; by default bfloat16 on a GPU, float32 on a CPU.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="Dtype of the weights; by default bfloat16 on a GPU, float32 on a CPU.")
+]
 Tokenizer = Annotated[str | None, typer.Option(help="Directory of the tokenizer, if it is not with the model.")]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
@@ -101,9 +103,9 @@ def chat(
 ) -> None:
     """Talk to a saved model.
 
-    The state goes on from turn to turn: nothing is read twice, however long the talk. /save FILE keeps it, /load FILE takes
-    it up again, /reset forgets, /quit (or Ctrl-D) ends. A tokenizer with a chat template is used with it, any other as it
-    is.
+    The state goes on from turn to turn: nothing is read twice, however long the talk. /save FILE keeps it, /load FILE
+    takes it up again, /reset forgets, /quit (or Ctrl-D) ends. A tokenizer with a chat template is used with it, any
+    other as it is.
     """
     needs_transformers()
     from swila.generation import GenerationState

@@ -1,9 +1,9 @@
 """The decoding loop: one captured CUDA graph per token, everything in place, nothing waits for the device.
 
-A step samples a token from the last hidden states, and reads it: state and hidden states are written over the old ones. All
-of it is on the device, the place of the token in the output and who is done included, so that a graph of the whole step can
-be replayed as fast as the host can ask for it. A row that is done keeps its state bit for bit. The same loop, without a
-graph, runs on a CPU.
+A step samples a token from the last hidden states, and reads it: state and hidden states are written over the old ones.
+All of it is on the device, the place of the token in the output and who is done included, so that a graph of the whole
+step can be replayed as fast as the host can ask for it. A row that is done keeps its state bit for bit. The same loop,
+without a graph, runs on a CPU.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Decoder:
         for state in self.states:
             if state.get("attn_state") is not None:
                 *kept, length = state["attn_state"]
-                state = {**state, "attn_state": (*(t[:, :bound] for t in kept), length)}  # type: ignore[typeddict-item]
+                state = {**state, "attn_state": (*(t[:, :bound] for t in kept), length)}
             states.append(state)
         return states
 
@@ -198,7 +198,7 @@ class Look:
 
 
 def rounded_up(length: int) -> int:
-    """How many tokens of keys and values a graph looks at, for ``length`` of them: up to an eighth more, to have few."""
+    """How many tokens of keys and values a graph looks at, for ``length`` of them: up to an eighth more."""
     step = max(256, 1 << max(length.bit_length() - 4, 0))
     return -(-length // step) * step
 

@@ -91,8 +91,8 @@ class GenerationState:
             )
         if check and metadata["weights"] != weights_fingerprint(model):
             raise ValueError(
-                f"{path} was made with other weights (or in another dtype) than the model's, which would read it as noise; "
-                "load the model it was made with, or pass check=False"
+                f"{path} was made with other weights (or in another dtype) than the model's, which would read "
+                "it as noise; load the model it was made with, or pass check=False"
             )
         return _unflatten(tensors, json.loads(metadata["tokens"]))
 
@@ -114,9 +114,10 @@ def _flatten(state: GenerationState) -> dict[str, Tensor]:
     found = {"hidden": state.hidden}
     for i in range(len(state.cache)):
         for part, tree in state.cache[i].items():
-            if tree is not None:
-                names = getattr(tree, "_fields", range(len(tree)))
-                found |= {f"layers.{i}.{part}.{n}": t for n, t in zip(names, tree, strict=True) if t is not None}
+            parts: Any = tree
+            if parts is not None:
+                names = getattr(parts, "_fields", range(len(parts)))
+                found |= {f"layers.{i}.{part}.{n}": t for n, t in zip(names, parts, strict=True) if t is not None}
     return found
 
 
@@ -124,8 +125,8 @@ def _unflatten(tensors: dict[str, Tensor], tokens: list[int]) -> GenerationState
     parts: dict[int, dict[str, dict[str, Tensor]]] = {}
     for name, t in tensors.items():
         if name.startswith("layers."):
-            _, i, part, entry = name.split(".")
-            parts.setdefault(int(i), {}).setdefault(part, {})[entry] = t
+            _, layer, part, entry = name.split(".")
+            parts.setdefault(int(layer), {}).setdefault(part, {})[entry] = t
     cache = Cache()
     for i in sorted(parts):
         state: LayerState = {}

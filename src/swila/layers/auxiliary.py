@@ -15,7 +15,7 @@ def collect_auxiliary_loss(model: nn.Module) -> Tensor:
 
     The mean, so that a weight means the same for any number of layers. A loss is handed out once per forward call.
     """
-    losses = [loss for module in model.modules() if (loss := _call(module, "auxiliary_loss")) is not None]
+    losses = _given_by(model, "auxiliary_loss")
     if not losses:
         return torch.zeros((), device=next((p.device for p in model.parameters()), None))
     return sum(losses[1:], losses[0]) / len(losses)
@@ -23,11 +23,18 @@ def collect_auxiliary_loss(model: nn.Module) -> Tensor:
 
 def collect_routing_diagnostics(model: nn.Module) -> RoutingDiagnostics | None:
     """The mean of ``routing_diagnostics()`` over the modules that have some; None if none has."""
-    found = [d for module in model.modules() if (d := _call(module, "routing_diagnostics")) is not None]
+    found = _given_by(model, "routing_diagnostics")
     if not found:
         return None
     return RoutingDiagnostics(*(sum(parts[1:], parts[0]) / len(parts) for parts in zip(*found, strict=True)))
 
 
-def _call(module: nn.Module, method: str) -> Any:
-    return getattr(module, method)() if callable(getattr(module, method, None)) else None
+def _given_by(model: nn.Module, method: str) -> list[Any]:
+    """What the method returns in those modules that have it, and something to give."""
+    found = []
+    for module in model.modules():
+        if callable(getattr(module, method, None)):
+            given = getattr(module, method)()
+            if given is not None:
+                found.append(given)
+    return found

@@ -78,9 +78,7 @@ class DeltaRuleMixer(RecurrentMixer):
         elif self.decays == "head":
             self.decay = DecayGate(hidden_size, num_heads, slowest=0.0)
 
-    def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode
-    ) -> tuple[Tensor, Any]:
+    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode) -> tuple[Tensor, Any]:
         """See :meth:`RecurrentMixer.recur`."""
         log_decay = None
         if self.decay is not None:

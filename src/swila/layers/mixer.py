@@ -94,9 +94,7 @@ class SequenceMixer(nn.Module):
             raise ValueError("layer_idx must be given, a different one to each layer, for layers that share a cache")
         return 0
 
-    def mix(
-        self, x: Tensor, past: LayerState | None, mode: Mode
-    ) -> tuple[Tensor, LayerState | None]:
+    def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
         """Mix ``x [B, T, hidden_size]`` (packed: ``[1, T, hidden_size]``), from ``past`` on.
 
         Returns:

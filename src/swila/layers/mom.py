@@ -93,9 +93,7 @@ class MixtureOfMemories(RecurrentMixer):
         self.b_proj = nn.Linear(hidden_size, self.streams * num_heads, bias=False)
         self.decay = DecayGate(hidden_size, num_heads, self.streams, slowest=0.0) if gate else None
 
-    def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode
-    ) -> tuple[Tensor, Any]:
+    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode) -> tuple[Tensor, Any]:
         """See :meth:`RecurrentMixer.recur`."""
         S, H = self.streams, self.num_heads
         weights, used = self._route(x)

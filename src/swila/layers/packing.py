@@ -87,12 +87,16 @@ def pack_by_position(x: Tensor, position_ids: Tensor) -> Packed:
     """
     B, T = x.shape[:2]
     if position_ids.ndim != 2 or position_ids.shape[1] != T or position_ids.shape[0] not in (1, B):
-        raise ValueError(f"position_ids must be [B, T] = [{B}, {T}] (or [1, {T}]), got shape {list(position_ids.shape)}")
+        raise ValueError(
+            f"position_ids must be [B, T] = [{B}, {T}] (or [1, {T}]), got shape {list(position_ids.shape)}"
+        )
     begins = position_ids.expand(B, T) == 0
+    if values_are_checked(x.device) and bool(((position_ids.diff() != 1) & ~begins[: len(position_ids), 1:]).any()):
+        raise ValueError(
+            "position_ids must go up by 1 at each token, or start again from 0 where a new sequence begins"
+        )
     if not bool(begins[:, 1:].any()):
         return Packed(x, None, None, None, (B, T))
-    if values_are_checked(x.device) and bool(((position_ids.diff() != 1) & ~begins[: len(position_ids), 1:]).any()):
-        raise ValueError("position_ids must go up by 1 at each token, or start again from 0 where a new sequence begins")
     starts = (begins.flatten() | (torch.arange(B * T, device=x.device) % T == 0)).nonzero().squeeze(1)
     kept = None if B == 1 else torch.arange(B * T, device=x.device)
     return Packed(x.reshape(1, B * T, -1), F.pad(starts, (0, 1), value=B * T), kept, None, (B, T))

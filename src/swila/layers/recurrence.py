@@ -33,7 +33,7 @@ def run_recurrence(
     return switching_delta_rule(**operands, **options, cu_seqlens=mode.cu_seqlens, routing_stats=routing_stats)
 
 
-def _step_in_place(operands: Mapping[str, Tensor], alive: Tensor, options: dict[str, Any]) -> SwitchingOutput:
+def _step_in_place(operands: Mapping[str, Any], alive: Tensor, options: dict[str, Any]) -> SwitchingOutput:
     """A step over the old state. Without a learning rate and a decay the weights of a row stay as they are."""
     state = options["initial_state"]
     still = {name: x * rows_like(alive, x) for name, x in operands.items() if name in ("beta", "log_decay")}

@@ -103,9 +103,7 @@ class RecurrentMixer(SequenceMixer):
         self.o_norm = nn.RMSNorm(head_v_dim, eps=norm_eps)
         self.o_proj = nn.Linear(value_dim, hidden_size, bias=False)
 
-    def mix(
-        self, x: Tensor, past: LayerState | None, mode: Mode
-    ) -> tuple[Tensor, LayerState | None]:
+    def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
         q, k, v, conv_state = self._qkv(x, past.get("conv_state"), mode)
@@ -113,15 +111,11 @@ class RecurrentMixer(SequenceMixer):
         y = self.o_proj(self._gated_norm(o, x).flatten(-2))
         return y, {"recurrent_state": state, "conv_state": conv_state} if mode.return_state else None
 
-    def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode
-    ) -> tuple[Tensor, Any]:
+    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode) -> tuple[Tensor, Any]:
         """The recurrence: from ``q [B,T,H,K]``, ``k [B,T,S*H,K]``, ``v [B,T,S*H,V]`` to ``o [B,T,H,V]`` and a state."""
         raise NotImplementedError
 
-    def _qkv(
-        self, x: Tensor, conv_state: Any, mode: Mode
-    ) -> tuple[Tensor, Tensor, Tensor, Any]:
+    def _qkv(self, x: Tensor, conv_state: Any, mode: Mode) -> tuple[Tensor, Tensor, Tensor, Any]:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.use_short_conv:
             modules = self.q_conv1d, self.k_conv1d, self.v_conv1d

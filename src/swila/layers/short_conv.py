@@ -107,7 +107,8 @@ def convolve(
     """Each input through its own convolution, with their states side by side."""
     before = [None] * len(modules) if state is None else state
     pairs = [
-        module(x, last, mode.cu_seqlens, mode.return_state) for module, x, last in zip(modules, inputs, before, strict=True)
+        module(x, last, mode.cu_seqlens, mode.return_state)
+        for module, x, last in zip(modules, inputs, before, strict=True)
     ]
     if mode.alive is not None and state is not None:
         for old, (_, new) in zip(state, pairs, strict=True):

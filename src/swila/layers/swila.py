@@ -206,9 +206,7 @@ class SwiLA(RecurrentMixer):
         """``H J K V``."""
         return super().state_size() * self.num_mixtures
 
-    def _run(
-        self, operands: dict[str, Tensor], state: Any, mode: Mode, stats: bool
-    ) -> SwitchingOutput:
+    def _run(self, operands: dict[str, Tensor], state: Any, mode: Mode, stats: bool) -> SwitchingOutput:
         options = {"decay_order": self.decay_order, "normalize": self.normalize, "backend": self.backend}
         return run_recurrence(operands, state, mode, stats, **options)
 

@@ -1,8 +1,8 @@
 """Makes the language models known to transformers, without importing it: that takes longer than all of swila.
 
-``AutoModelForCausalLM.from_pretrained`` must know our ``model_type`` after ``import swila``, whichever of the two is imported
-first. So the configuration is registered at once where transformers' table of them is loaded, and right after it is loaded
-otherwise. The models follow when the first configuration is made: before that nobody can ask for one.
+``AutoModelForCausalLM.from_pretrained`` must know our ``model_type`` after ``import swila``, whichever of the two is
+imported first. So the configuration is registered at once where transformers' table of them is loaded, and right after
+it is loaded otherwise. The models follow when the first configuration is made: before that nobody can ask for one.
 """
 
 from __future__ import annotations

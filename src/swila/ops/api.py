@@ -150,4 +150,3 @@ def _run(x: Inputs, options: Options, backend: str, step: bool = False, inplace:
         return library.call(x, options, chosen.name)
     check_values(x)
     return forward(x, options)
-

@@ -1,8 +1,8 @@
 """The operation as operators of ``torch.library``: schemas, tracing, gradients, and the way to a backend.
 
 ``swila::switching_delta_rule`` returns the results that the call has (see :func:`_present`) followed by what its
-backward keeps. ``swila::switching_delta_rule_step_`` writes the state over the old one. Nothing here knows a backend; the
-``backend`` argument is looked up when the operator runs.
+backward keeps. ``swila::switching_delta_rule_step_`` writes the state over the old one. Nothing here knows a backend;
+the ``backend`` argument is looked up when the operator runs.
 """
 
 from __future__ import annotations

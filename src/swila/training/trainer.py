@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from swila.tasks import Examples, stream
 from swila.layers import collect_auxiliary_loss, collect_routing_diagnostics
+from swila.tasks import Examples, stream
 from swila.training.config import TrainingConfig
 from swila.training.metrics import MetricsWriter
 from swila.training.objective import Objective

@@ -17,8 +17,8 @@ from swila.models.language.presets import get_preset
 class SwiLAConfig(PreTrainedConfig):
     """The configuration of :class:`SwiLAModel` and :class:`SwiLAForCausalLM`.
 
-    Every block is a sequence mixer and a SwiGLU feed-forward layer. Which mixer is said here, for all layers, or for each
-    of them: a hybrid is a list.
+    Every block is a sequence mixer and a SwiGLU feed-forward layer. Which mixer is said here, for all layers, or for
+    each of them: a hybrid is a list.
 
     >>> SwiLAConfig(mixer="swila", mixer_options={"num_heads": 8, "temporal": True})
     >>> SwiLAConfig(mixer="swila", attention_layers=[3, 7, 11])  # the others SwiLA
@@ -30,8 +30,8 @@ class SwiLAConfig(PreTrainedConfig):
         hidden_size: width of the residual stream.
         num_hidden_layers: blocks.
         intermediate_size: inner width of the feed-forward layers; by default 8/3 of the outer, up to a multiple of 256.
-        mixer: name of the sequence mixer (see :data:`swila.layers.MIXERS`), or a list of names: one for each layer, or a
-            pattern that is repeated.
+        mixer: name of the sequence mixer (see :data:`swila.layers.MIXERS`), or a list of names: one for each layer, or
+            a pattern that is repeated.
         mixer_options: options of the mixer; with several, ``{name: options}``. See ``help`` of the mixer's class.
         attention_layers: layers, counted from 0, that are softmax attention whatever ``mixer`` says.
         hidden_act: of the feed-forward layers; ``"silu"`` is all there is.
@@ -40,7 +40,8 @@ class SwiLAConfig(PreTrainedConfig):
         tie_word_embeddings: whether the head is the embedding.
         max_position_embeddings: length of the training texts, for tools that ask; nothing in the model depends on it.
         use_cache: whether calls outside of training return a cache.
-        loss_chunk_size: tokens whose logits exist at a time when the loss is computed; by default as many as take 256 MB.
+        loss_chunk_size: tokens whose logits exist at a time when the loss is computed; by default as many as take 256
+            MB.
         pad_token_id: of the tokenizer.
         bos_token_id: of the tokenizer.
         eos_token_id: of the tokenizer.
@@ -189,14 +190,14 @@ class SwiLAConfig(PreTrainedConfig):
         found = config_dict.get("model_type", cls.model_type)
         if found != cls.model_type:
             raise ValueError(
-                f"model_type must be {cls.model_type!r} in a configuration of SwiLA, got {found!r}: load this checkpoint "
-                f"with transformers' AutoModelForCausalLM"
+                f"model_type must be {cls.model_type!r} in a configuration of SwiLA, got {found!r}: load this "
+                f"checkpoint with transformers' AutoModelForCausalLM"
             )
         return super().from_dict(config_dict, **kwargs)
 
 
 def _check_names(others: dict[str, Any]) -> None:
-    """Raise ValueError where a field that is not ours looks like a slip; transformers takes any name as an attribute."""
+    """Raise ValueError where a field that is not ours looks like a slip; transformers takes any name."""
     ours = list(inspect.signature(SwiLAConfig.__init__).parameters)[1:-1]
     for name in others:
         options = [mixer for mixer, kind in MIXERS.items() if name in inspect.signature(kind).parameters]

@@ -1,13 +1,13 @@
 """Cross-entropy of a linear head without ever holding the logits of all tokens.
 
-The head is by far the widest layer of a small language model: at 131,072 tokens and 32,000 words its logits take 16.8 GB
-in float32, and as much again for their gradient. Here they exist for a few thousand tokens at a time. Gradients are
+The head is by far the widest layer of a small language model: at 131,072 tokens and 32,000 words its logits take 16.8
+GB in float32, and as much again for their gradient. Here they exist for a few thousand tokens at a time. Gradients are
 computed with the loss, in the forward call, so that nothing is computed twice::
 
     z = W x,   loss = Σ_t (logsumexp z_t - z_t[y_t]),   dz = softmax(z) - onehot(y),   dx = Wᵀ dz,   dW = Σ_t dz_t x_tᵀ
 
-torch's own ``linear_cross_entropy`` is not used: it is new (torch 2.13), breaks graphs under ``torch.compile``, and returns
-the loss of bfloat16 inputs in bfloat16, to two or three digits.
+torch's own ``linear_cross_entropy`` is not used: it is new (torch 2.13), breaks graphs under ``torch.compile``, and
+returns the loss of bfloat16 inputs in bfloat16, to two or three digits.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ def _(
     x: Tensor, weight: Tensor, target: Tensor, chunk_size: int, want_dx: bool, want_dw: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = x.new_empty((), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
-    return loss, torch.empty_like(x) if want_dx else x.new_empty(0), (weight if want_dw else x[:0, 0]).new_empty(
-        weight.shape if want_dw else 0
+    return (
+        loss,
+        torch.empty_like(x) if want_dx else x.new_empty(0),
+        (weight if want_dw else x[:0, 0]).new_empty(weight.shape if want_dw else 0),
     )
 
 

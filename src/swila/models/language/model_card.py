@@ -15,8 +15,7 @@ CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
 tags:
-- swila
-- {mixers}
+- {tags}
 ---
 
 # {title}
@@ -40,8 +39,8 @@ inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 ```
 
-`pip install 'swila[hf]'` installs what it needs; `swila chat {name}` talks to it, and `swila.generate` is the fast way to
-generate on a GPU. Saved with swila {version}.
+`pip install 'swila[hf]'` installs what it needs; `swila chat {name}` talks to it, and `swila.generate` is the fast way
+to generate on a GPU. Saved with swila {version}.
 
 Training data, intended use and evaluation: to be written by who trained it.
 """
@@ -70,7 +69,7 @@ def write_model_card(model: SwiLAPreTrainedModel, directory: Any) -> None:
     state, cache = state_sizes(model)
     path.write_text(
         CARD.format(
-            mixers="\n- ".join(counts),
+            tags="\n- ".join(dict.fromkeys(["swila", *counts])),
             title=model_title(config),
             layers=" and ".join(f"{count} layers of `{name}`" for name, count in counts.items()),
             parameters=model.num_parameters(),

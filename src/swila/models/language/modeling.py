@@ -64,7 +64,7 @@ class SwiLAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Weights of Linear and Embedding from N(0, std²), biases 0; what a layer starts on purpose it starts itself."""
+        """Linear and Embedding from N(0, std²), biases 0; what a layer starts on purpose it starts itself."""
         own = list(module.parameters(recurse=False))
         if own and all(getattr(p, "_is_hf_initialized", False) for p in own):
             return  # transformers' mark of what came from a checkpoint
@@ -75,6 +75,14 @@ class SwiLAPreTrainedModel(PreTrainedModel):
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """See transformers; not in the reentrant way, which would lose the gradients of load balancing."""
+        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError("use_reentrant must be False in gradient_checkpointing_kwargs: it loses auxiliary losses")
+        super().gradient_checkpointing_enable(gradient_checkpointing_kwargs, *args, **kwargs)
+
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """See transformers; a model card is written as well, unless the directory has a README.md."""
         super().save_pretrained(save_directory, *args, **kwargs)
@@ -84,13 +92,20 @@ class SwiLAPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """See transformers; a checkpoint that lacks weights of this architecture is an error, not a random start."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        fix = f"load it with the config it was saved with, or start anew with {cls.__name__}(config)"
+        try:
+            model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise ValueError(
+                f"the checkpoint is not one of this architecture: weights differ in shape (listed above); {fix}"
+            ) from None
         missing = sorted(info["missing_keys"])
         if missing and not kwargs.get("ignore_mismatched_sizes", False):
             raise ValueError(
-                f"the checkpoint is not one of this architecture: {len(missing)} of its weights are not there, such as "
-                f"{missing[0]!r} (and {len(info['unexpected_keys'])} it has are not wanted); give the config it was saved "
-                f"with, or start anew with {cls.__name__}(config)"
+                f"the checkpoint is not one of this architecture: {len(missing)} weights are not there, such as "
+                f"{missing[0]!r}, and {len(info['unexpected_keys'])} that are there are not wanted; {fix}"
             )
         return (model, info) if output_loading_info else model
 
@@ -102,7 +117,7 @@ class SwiLAModel(SwiLAPreTrainedModel):
         super().__init__(config)
         config.check()  # again: fields may have been set since
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(SwiLABlock(config, i) for i in range(config.num_hidden_layers))
+        self.layers: Any = nn.ModuleList(SwiLABlock(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -124,7 +139,8 @@ class SwiLAModel(SwiLAPreTrainedModel):
 
         Args:
             input_ids: tokens ``[B, T]``.
-            attention_mask: 1 for a token and 0 for padding, on either side, ``[B, T]`` or that of the whole text so far.
+            attention_mask: 1 for a token and 0 for padding, on either side, ``[B, T]`` or that of the whole text so
+                far.
             position_ids: places in the text ``[B, T]``; where they start again from 0 a new sequence begins, which sees
                 nothing of those before it. They matter for nothing else, and not where a cache has the text before.
             past_key_values: the :class:`swila.layers.Cache` of the tokens before these; it is updated.
@@ -132,8 +148,8 @@ class SwiLAModel(SwiLAPreTrainedModel):
             use_cache: whether to return a cache; by default as in the config, and not in training.
             output_hidden_states: whether to return what each block gets and the result.
             return_dict: False for a tuple.
-            cu_seqlens: bounds of packed sequences, int ``[N + 1]``; then B must be 1. ``cu_seq_lens_q``, as transformers'
-                collator calls them, is the same.
+            cu_seqlens: bounds of packed sequences, int ``[N + 1]``; then B must be 1. ``cu_seq_lens_q``, as
+                transformers' collator calls them, is the same.
             kwargs: what other models have and this one does not need (``cache_position`` and the like).
         """
         if (input_ids is None) == (inputs_embeds is None):
@@ -149,13 +165,11 @@ class SwiLAModel(SwiLAPreTrainedModel):
             past_key_values = Cache()
         elif past_key_values is not None and not isinstance(past_key_values, Cache):
             raise ValueError(
-                f"past_key_values must be a swila.layers.Cache, got {type(past_key_values).__name__}; leave it out to begin "
-                "with an empty one"
+                f"past_key_values must be a swila.layers.Cache, got {type(past_key_values).__name__}; leave it out "
+                "to begin with an empty one"
             )
-        fresh = past_key_values is None or past_key_values.get_seq_length() == 0
-        packed = self._pack(x, attention_mask, position_ids if fresh else None, _bounds(cu_seqlens, kwargs))
-        B, T = x.shape[:2]
-        seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+        T, seen = x.shape[1], 0 if past_key_values is None else past_key_values.get_seq_length()
+        packed = self._pack(x, attention_mask, None if seen else position_ids, _bounds(cu_seqlens, kwargs))
         # rows without a token are the mixers' affair: they keep their state
         as_it_is = packed.rows is not None
         x, bounds, mask = (x, None, attention_mask) if as_it_is else (packed.x, packed.cu_seqlens, None)
@@ -187,9 +201,9 @@ class SwiLAModel(SwiLAPreTrainedModel):
             tokens: the rows' next tokens.
             states: of :meth:`decoding_states`, written to.
             alive: which rows take the step, bool ``[B]``; the others keep their state bit for bit.
-            compiled: whether blocks go through ``torch.compile``: slow at first, then with a third of the kernels.
+            compiled: whether blocks go through ``torch.compile``: seconds at first, then half the time.
         """
-        step = _compiled_step() if compiled else SwiLABlock.step
+        step = _compiled_step if compiled else SwiLABlock.step
         x = self.embed_tokens(tokens).unsqueeze(1)
         for layer, state in zip(self.layers, states, strict=True):
             x = step(layer, x, state, alive)
@@ -235,7 +249,6 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Logits ``[B, T, vocab_size]``, and with labels the loss.
@@ -257,9 +270,9 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
                 it, in its own sequence.
             logits_to_keep: how many of the last places have logits (0: all), or which (a tensor of indices).
             num_items_in_batch: labels over all steps that gradients are accumulated over, from transformers' Trainer.
-            shift_labels: instead of ``labels``, each at the place that predicts it.
-            kwargs: handed on.
+            kwargs: handed on; ``shift_labels`` may be there instead of ``labels``, each at the place that predicts it.
         """
+        shift_labels = kwargs.pop("shift_labels", None)  # by name it would be a label that Trainer waits for
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -274,7 +287,7 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         hidden = outputs.last_hidden_state
         loss, logits = None, None
         if labels is not None or shift_labels is not None:
-            if shift_labels is None:
+            if labels is not None and shift_labels is None:
                 shift_labels = _next_tokens(labels, attention_mask, position_ids, _bounds(cu_seqlens, kwargs))
             loss = self._loss(hidden, shift_labels, num_items_in_batch)
         if loss is None or not self.training:
@@ -313,8 +326,8 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
             new = seen - given if inputs_embeds is not None else seen
             if new >= input_ids.shape[1]:
                 raise ValueError(
-                    f"input_ids must go on after the {seen} tokens the cache has seen, got {input_ids.shape[1]} tokens: pass "
-                    "the whole text, or no past_key_values"
+                    f"input_ids must go on after the {seen} tokens the cache has seen, got {input_ids.shape[1]}: "
+                    "pass the whole text, or no past_key_values"
                 )
             inputs["input_ids"] = input_ids[:, new:].contiguous()
         for name in ("use_cache", "logits_to_keep", "output_hidden_states", "return_dict"):
@@ -331,10 +344,15 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         return past_key_values.batch_select(beam_idx)
 
 
+def _compiled_step(*args: Any) -> Tensor:
+    """A block's step, compiled once for all blocks of a kind; kinds and batch sizes of a process may be many."""
+    with torch._dynamo.config.patch(recompile_limit=256):
+        return _compiled_block_step()(*args)
+
+
 @functools.cache
-def _compiled_step() -> Callable[..., Tensor]:
-    """A block's step, compiled once for all blocks of a kind."""
-    return torch.compile(SwiLABlock.step, fullgraph=True, dynamic=False)
+def _compiled_block_step() -> Callable[..., Tensor]:
+    return torch.compile(SwiLABlock.step, fullgraph=True)
 
 
 def _bounds(cu_seqlens: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
@@ -346,7 +364,8 @@ def _next_tokens(
 ) -> Tensor:
     """Each label at the place that predicts it, -100 where the next token belongs to another sequence, or to none."""
     if attention_mask is not None:
-        labels = labels.masked_fill(attention_mask[:, -labels.shape[1] :] == 0, IGNORE)
+        padding = attention_mask[:, -labels.shape[1] :] == 0
+        labels = labels.masked_fill(padding | F.pad(padding[:, :-1], (1, 0)), IGNORE)  # nothing is before a first token
     if cu_seqlens is not None:
         labels = labels.index_fill(1, cu_seqlens[:-1].long(), IGNORE)
     elif position_ids is not None and attention_mask is None:

@@ -1,8 +1,8 @@
 """The paper's language models by name, as fields of :class:`SwiLAConfig`.
 
-A name is an architecture and a size, ``temporal-swila-374m``. Where the paper gives a number it is used; the rank of SwiLA's
-projections, which it does not give, is the width of a head. Feed-forward widths make the models of a size equal in
-parameters (within 0.3 %), head counts and widths make them equal in recurrent state.
+A name is an architecture and a size, ``temporal-swila-374m``. Where the paper gives a number it is used; the rank of
+SwiLA's projections, which it does not give, is the width of a head. Feed-forward widths make the models of a size equal
+in parameters (within 0.3 %), head counts and widths make them equal in recurrent state.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def get_preset(name: str) -> dict[str, Any]:
     architecture, _, size_name = name.lower().rpartition("-")
     if size_name not in SIZES or architecture not in SIZES[size_name].widths:
         sizes = "; ".join(f"{size}: {', '.join(SIZES[size].widths)}" for size in SIZES)
-        raise ValueError(f"preset must be ARCHITECTURE-SIZE, such as temporal-swila-374m, got {name!r}. There are {sizes}")
+        raise ValueError(
+            f"preset must be ARCHITECTURE-SIZE, such as temporal-swila-374m, got {name!r}. There are {sizes}"
+        )
     size, model = SIZES[size_name], ARCHITECTURES[architecture]
     options = {model.mixer: _mixer_options(model, size)}
     fields: dict[str, Any] = {

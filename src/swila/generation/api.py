@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, Layout, rounded_up
-from swila.generation.prefill import Prompts, as_tokens, prefill
+from swila.generation.prompts import Prompts, as_tokens, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
 
@@ -55,8 +55,8 @@ def generate(
 ) -> Generation:
     """Continue prompts with any of the models; on a GPU a token is one replay of a CUDA graph, state in place.
 
-    Prompts may differ in length; each goes on as if it were alone. The graph and its buffers are kept with the model for
-    the next call of the same shape.
+    Prompts may differ in length; each goes on as if it were alone. The graph and its buffers are kept with the model
+    for the next call of the same shape.
 
     Args:
         model: a :class:`swila.SwiLAForCausalLM`.
@@ -68,8 +68,8 @@ def generate(
         top_p: draw among the likeliest that together have this probability.
         seed: of the draws; None takes one from torch's own generator.
         stop: token ids that end a text; by default the model's ``eos_token_id``, ``()`` for none.
-        state: to go on from: what :func:`swila.prefill` or an earlier call returned, or was read from a file. It is left
-            as it is; one of a single row serves many prompts.
+        state: to go on from: what :func:`swila.prefill` or an earlier call returned, or was read from a file. It is
+            left as it is; one of a single row serves many prompts.
         return_state: whether to return the state after the last token.
         streamer: gets the tokens of every step as they come, in transformers' protocol (``TextStreamer`` and its like).
         compile: whether the step goes through ``torch.compile``: takes a while the first time, and is faster after it.

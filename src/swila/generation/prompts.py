@@ -47,7 +47,8 @@ def prefill(
 ) -> GenerationState:
     """Read prompts, and return the state after them.
 
-    Long texts are read a stretch at a time, so that memory does not grow with them (but for keys and values of attention).
+    Long texts are read a stretch at a time, so that memory does not grow with them (but for keys and values of
+    attention).
 
     Args:
         model: a :class:`swila.SwiLAForCausalLM`.

@@ -1,0 +1,125 @@
+"""``swila models``, ``generate`` and ``chat``, as a user runs them."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from language_models import tiny
+from swila import generate
+from swila.cli.app import app
+from swila.models.language.presets import preset_names
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A tiny model with a tokenizer of single letters."""
+    directory = tmp_path_factory.mktemp("model")
+    letters = ["<s>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ,.:?!'0123456789"]
+    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(letters)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>"
+    )
+    model = tiny("temporal-swila", vocab_size=len(letters), bos_token_id=0, eos_token_id=1)
+    model.save_pretrained(directory)
+    fast.save_pretrained(directory)
+    return directory, model, fast
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def invoke(*arguments, typed=None):
+        return CliRunner().invoke(app, list(map(str, arguments)), input=typed)
+
+    return invoke
+
+
+@pytest.mark.unpoisoned
+def test_models(run):
+    result = run("models")
+    assert result.exit_code == 0
+    for name in preset_names():
+        assert name in result.output
+    line = next(line for line in result.output.splitlines() if "hybrid-gdn-374m" in line)
+    assert line.split() == ["hybrid-gdn-374m", "374.4", "M", "2560", "9.44", "MB", "24,576", "B"]
+    assert "swila-1.3b" not in run("models", "--size", "374m").output
+    wrong = run("models", "--size", "7b")
+    assert wrong.exit_code == 2
+    assert "size must be one of tiny, 115m, 374m, 1.3b, got '7b'" in wrong.output
+
+
+def expected(saved, prompt, n):
+    _, model, tokenizer = saved
+    return generate(model, prompt, tokenizer, max_new_tokens=n).texts[0]
+
+
+def test_one_prompt_is_streamed(run, saved):
+    result = run("generate", saved[0], "once upon", "-n", 12)
+    assert result.exit_code == 0, result.output
+    assert result.output.strip() == ("once upon" + expected(saved, "once upon", 12)).strip()
+
+
+def test_prompts_side_by_side(run, saved):
+    result = run("generate", saved[0], "once", "a time", "-n", 6, "--temperature", 0.8, "--seed", 1)
+    again = run("generate", saved[0], "once", "a time", "-n", 6, "--temperature", 0.8, "--seed", 1)
+    assert result.exit_code == 0, result.output
+    assert result.output == again.output
+    assert len(result.output.strip().split("\n\n")) == 2
+
+
+def test_a_state_is_saved_and_taken_up(run, saved, tmp_path):
+    (tmp_path / "book.txt").write_text("there was a king" * 20)
+    first = run("generate", saved[0], "--file", tmp_path / "book.txt", "-n", 4, "--save-state", tmp_path / "state")
+    assert first.exit_code == 0, first.output
+    assert "state after 324 tokens" in first.output
+    second = run("generate", saved[0], "who?", "--state", tmp_path / "state", "-n", 8)
+    said = expected(saved, "there was a king" * 20, 4)
+    whole = expected(saved, "there was a king" * 20 + said + "who?", 8)
+    assert second.output.strip() == ("who?" + whole).strip()
+
+
+def test_chat(run, saved, tmp_path):
+    lines = ["hello", "", "/save " + str(tmp_path / "s"), "more", "/load " + str(tmp_path / "s"), "more", "/nonsense"]
+    lines += ["/reset", "/save x", "/load nowhere", "/quit"]
+    result = run("chat", saved[0], "-n", 5, "--temperature", 0, typed="\n".join(lines) + "\n")
+    assert result.exit_code == 0, result.output
+    first = expected(saved, "hello", 5)
+    assert first in result.output
+    second = expected(saved, "hello" + first + "more", 5)
+    assert result.output.count(second) >= 2
+    assert "10 tokens in" in result.output
+    assert "10 tokens from" in result.output
+    assert "no such command: /nonsense" in result.output
+    assert "there is nothing to save yet" in result.output
+    assert "path must be a file with a saved state, got 'nowhere'" in result.output
+
+
+def test_chat_with_a_template(run, saved, tmp_path):
+    directory, _, tokenizer = saved
+    tokenizer.chat_template = "{% for m in messages %}<s>user: {{ m.content }}{% endfor %}bot:"
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer.chat_template = None
+    result = run("chat", directory, "--tokenizer", tmp_path, "-n", 4, "--temperature", 0, typed="hi\n/quit\n")
+    assert result.exit_code == 0, result.output
+    assert expected(saved, "<s>user: hibot:", 4) in result.output
+
+
+def test_mistakes(run, saved, tmp_path):
+    nothing = run("generate", saved[0])
+    assert nothing.exit_code == 2
+    assert "a prompt, --file or --state must be given" in nothing.output
+    for arguments, words in (
+        (("generate", saved[0], "a", "--device", "cuda:99"), "device 'cuda:99' cannot be used here"),
+        (("generate", saved[0], "a", "--dtype", "int8"), "dtype must be one of"),
+        (("generate", saved[0], "a", "--state", tmp_path / "no"), "path must be a file with a saved state"),
+        (("generate", tmp_path, "a"), str(tmp_path)),
+        (("chat", saved[0], "--state", tmp_path / "no"), "path must be a file with a saved state"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, result.output
+        assert words in result.output
+        assert "Traceback" not in result.output

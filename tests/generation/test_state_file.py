@@ -1,0 +1,97 @@
+"""A state that was written to a file goes on bit for bit, in another process too."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from language_models import NAMES, tiny, tokens
+from swila import GenerationState, generate, prefill
+
+
+@pytest.fixture(params=NAMES)
+def model(request):
+    return tiny(request.param)
+
+
+def assert_same(a, b):
+    assert a.tokens == b.tokens
+    assert torch.equal(a.hidden, b.hidden)
+    for i in range(len(a.cache)):
+        for part, tree in a.cache[i].items():
+            for x, y in zip(tree or (), b.cache[i][part] or (), strict=True):
+                assert (x is None and y is None) or torch.equal(x, y)
+
+
+def test_round_trip(model, tmp_path):
+    rows = [tokens(n, seed=n).tolist() for n in (7, 12)]
+    for state in (prefill(model, rows), generate(model, rows, max_new_tokens=9, stop=(), return_state=True).state):
+        state.save(tmp_path / "deep" / "state.safetensors", model)
+        loaded = GenerationState.load(tmp_path / "deep" / "state.safetensors", model)
+        assert_same(loaded, state)
+        drawn = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1, "return_state": True, "stop": ()}
+        a, b = generate(model, state=state, **drawn), generate(model, state=loaded, **drawn)
+        assert a.tokens == b.tokens
+        assert_same(a.state, b.state)
+        more = [[5, 6], [7]]
+        assert_same(prefill(model, more, state=state), prefill(model, more, state=loaded))
+    assert (tmp_path / "deep" / "state.safetensors").stat().st_size < 1.1 * state.num_bytes() + 8000
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["state.safetensors"]
+
+
+CONTINUE = """
+import json, sys, torch
+from swila import GenerationState, SwiLAForCausalLM, generate
+torch.set_num_threads(1)
+model = SwiLAForCausalLM.from_pretrained(sys.argv[1])
+state = GenerationState.load(sys.argv[2], model)
+print(json.dumps(generate(model, state=state, max_new_tokens=12, temperature=1.0, seed=9, stop=()).tokens))
+"""
+
+
+def test_in_another_process(tmp_path):
+    model = tiny("gated-temporal-swila")
+    model.save_pretrained(tmp_path / "model")
+    state = prefill(model, tokens(30).tolist())
+    state.save(tmp_path / "state", model)
+    here = generate(model, state=state, max_new_tokens=12, temperature=1.0, seed=9, stop=()).tokens
+    arguments = [sys.executable, "-c", CONTINUE, str(tmp_path / "model"), str(tmp_path / "state")]
+    assert json.loads(subprocess.check_output(arguments, text=True)) == here
+
+
+def test_size_does_not_grow_with_the_text():
+    sizes = {prefill(tiny("temporal-swila"), tokens(n).tolist()).num_bytes() for n in (3, 50)}
+    assert len(sizes) == 1
+
+
+def test_states_of_others_are_refused(tmp_path):
+    model, path = tiny("temporal-swila"), tmp_path / "state"
+    prefill(model, [1, 2, 3]).save(path, model)
+    with pytest.raises(
+        ValueError, match="state of another architecture: its layers are 4 x swila, the model's are 3 x sw"
+    ):
+        GenerationState.load(path, tiny("hybrid-temporal-swila"))
+    other = tiny("temporal-swila", seed=1)
+    for wrong in (other, tiny("temporal-swila").bfloat16()):
+        with pytest.raises(ValueError, match=r"made with other weights \(or in another dtype\)"):
+            GenerationState.load(path, wrong)
+    assert GenerationState.load(path, other, check=False).tokens == [3]
+    with pytest.raises(ValueError, match="path must be a file with a saved state"):
+        GenerationState.load(tmp_path / "nothing", model)
+    save_file(load_file(path), path)  # without what it says about itself
+    with pytest.raises(ValueError, match="not a saved state of this version"):
+        GenerationState.load(path, model)
+
+
+def test_rows_can_be_taken_and_repeated():
+    model = tiny("hybrid-gdn")
+    state = prefill(model, [[1, 2, 3], [4, 5]])
+    for chosen, rows in ((state[1], [1]), (state[-1:], [1]), (state[[1, 0, 1]], [1, 0, 1])):
+        assert chosen.tokens == [state.tokens[i] for i in rows]
+        together = generate(model, state=chosen, max_new_tokens=6, stop=()).tokens
+        assert together == [generate(model, state=state[i], max_new_tokens=6, stop=()).tokens[0] for i in rows]
+    with pytest.raises(IndexError):
+        state[2]
