@@ -25,9 +25,8 @@ class SwiLAInLlama(nn.Module):
 def main(steps: int = 150) -> list[float]:
     """Train the hybrid to recall what followed a token the last time it was seen; returns the losses."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2
-    )
+    config = LlamaConfig(vocab_size=32, hidden_size=64, intermediate_size=99, num_hidden_layers=2)
+    config.num_attention_heads = config.num_key_value_heads = 2
     model = LlamaForCausalLM(config)
     for block in model.model.layers[1::2]:
         block.self_attn = SwiLAInLlama(config)

@@ -7,8 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from swila.ops import backends
 from swila.ops.backends import all_backends, get_backend, why_not
 from swila.testing import make_call, problem_of
+
+with torch.device("cpu"):
+    torch.empty(0)  # torch notes its constructors at the first use of a default device: before they are poisoned
 
 
 def pytest_addoption(parser):
@@ -41,6 +45,16 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def device(request):
     return request.config.getoption("--device")
+
+
+@pytest.fixture
+def on_the_device(device, monkeypatch):
+    """Whatever the test makes is on the device."""
+    if device != "cpu":
+        torch.set_default_device(device)
+        monkeypatch.setattr(backends, "_say_slow", lambda *_: None)
+    yield
+    torch.set_default_device(None)
 
 
 @pytest.fixture(autouse=True)

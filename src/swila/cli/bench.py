@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from swila.cli.options import fail, one_line_errors, parse_device, parse_dtype, parse_shape, parse_variant
+from swila.cli.options import (
+    fail,
+    needs_transformers,
+    one_line_errors,
+    parse_device,
+    parse_dtype,
+    parse_shape,
+    parse_variant,
+)
 
 VARIANT_NAMES = (
     "plain, temporal, gated, gated-value, gated-head, gated-temporal, post-decay, post-decay-value-temporal, "
@@ -104,6 +112,83 @@ def op(
     path.write_text(json.dumps(record, indent=2) + "\n")
     console.print(f"written to {path}")
     if any(row.wrong for row in rows):
+        raise SystemExit(1)
+
+
+@bench.command("generate")
+def generation(
+    model: Annotated[
+        list[str] | None, typer.Option(help="Named model (see swila models); repeat for several. Default: a choice.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Rows at a time; repeat for several. Default: 1 and 64.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 2048,
+    new: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate.", min=17)] = 128,
+    device: Annotated[str | None, typer.Option(help="Default: cuda if there is one, else cpu.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights. Default: bfloat16 on a GPU, else float32.")] = None,
+    compiled: Annotated[bool, typer.Option("--compiled/--not-compiled", help="Time the compiled way too.")] = True,
+    repeats: Annotated[int, typer.Option(help="Turns; times are medians.", min=1)] = 3,
+    out: Annotated[Path | None, typer.Option(help="JSON file. Default: runs/bench/generate-DEVICE.json")] = None,
+) -> None:
+    """Time generation: prompts, then tokens one by one.
+
+    The loop of swila.generate beside transformers' own, for the same models with random weights. A model whose tokens are
+    not those of transformers' generate (in small, in float32) is not timed, and the exit status is then 1.
+    """
+    import json
+
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from swila.environment import environment
+
+    needs_transformers()
+    from swila.benchmarks.generation import WAYS, benchmark
+    from swila.models.language.presets import get_preset
+
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = where.startswith("cuda")
+    path = out or Path("runs/bench") / f"generate-{where.replace(':', '')}.json"
+    names = model or [f"{name}-{'374m' if on_gpu else 'tiny'}" for name in ("transformer", "gdn", "temporal-swila")]
+    with one_line_errors():
+        parse_device(where)
+        kind = dtype or ("bfloat16" if on_gpu else "float32")
+        for name in names:
+            get_preset(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()  # better now than after the measurement
+        console = Console()
+        with console.status("starting") as status:
+            timings, wrong = benchmark(
+                names, batch or [1, 64], prompt, new, where, parse_dtype(kind), compiled, repeats, status.update
+            )
+    title = f"prompts of {prompt} tokens, {new} new ones, {kind}, {where}; ms"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("model", header_style="bold", no_wrap=True)
+    for heading in ("batch", "prompt", *(f"token: {way}" for way in WAYS)):
+        table.add_column(heading, header_style="bold", justify="right")
+    for row in timings:
+        times = (f"{row.token_ms[way]:.2f}" if way in row.token_ms else "-" for way in WAYS)
+        table.add_row(row.model, str(row.batch), f"{row.prefill_ms:.0f}", *times)
+    console.print(table)
+    for name, reason in wrong.items():
+        console.print(f"[red]{name} is not timed: {reason}[/]")
+    record = {
+        "benchmark": "generate",
+        "environment": environment(),
+        "device": where,
+        "dtype": kind,
+        "prompt": prompt,
+        "new": new,
+        "repeats": repeats,
+        "timings": [row._asdict() for row in timings],
+        "refused": wrong,
+    }
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    console.print(f"written to {path}")
+    if wrong:
         raise SystemExit(1)
 
 
