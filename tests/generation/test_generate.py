@@ -51,7 +51,7 @@ def test_rows_that_are_done_keep_their_state(model):
         assert out.stopped[i] == bool(ends)
         alone = prefill(model, prompt + out.tokens[i])
         assert out.state[i].tokens == alone.tokens
-        assert_close(out.state[i].hidden, alone.hidden, **tolerance())
+        assert_close(out.state[i].hidden, alone.hidden, **tolerance(2))
     assert len({len(row) for row in out.tokens}) > 1
     # and go on from there as if they were alone
     more = generate(model, state=out.state, max_new_tokens=5, stop=())
@@ -85,10 +85,10 @@ def test_prompts_in_stretches(model):
     for chunk_size in (1, 4, 16):
         parts = prefill(model, prompts(), chunk_size=chunk_size)
         assert parts.tokens == whole.tokens == list(LENGTHS)
-        assert_close(parts.hidden, whole.hidden, **tolerance())
+        assert_close(parts.hidden, whole.hidden, **tolerance(2))
     first = prefill(model, [row[:1] for row in prompts()])
     second = prefill(model, [row[1:] for row in prompts()], state=first)  # nothing is left of one
-    assert_close(second.hidden, whole.hidden, **tolerance())
+    assert_close(second.hidden, whole.hidden, **tolerance(2))
     assert second.tokens == list(LENGTHS)
     assert first.tokens == [1] * 4
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from language_models import NAMES, tiny, tokens
 
+from language_models import NAMES, tiny, tokens
 from swila import generate, prefill
 from swila.generation import Sampling
 from swila.generation.api import _decoder

@@ -133,8 +133,8 @@ def generation(
 ) -> None:
     """Time generation: prompts, then tokens one by one.
 
-    The loop of swila.generate beside transformers' own, for the same models with random weights. A model whose tokens are
-    not those of transformers' generate (in small, in float32) is not timed, and the exit status is then 1.
+    The loop of swila.generate beside transformers' own, for the same models with random weights. A model whose tokens
+    are not those of transformers' generate (in small, in float32) is not timed, and the exit status is then 1.
     """
     import json
 
