@@ -26,4 +26,4 @@ def tokens(*shape, seed=0):
 
 def tolerance(times=1):
     """Of hidden states and logits of order 1 in float32; kernels round what matrix units multiply to tf32."""
-    return {"rtol": 0, "atol": times * (2e-4 if torch.get_default_device().type == "cuda" else 1e-5)}
+    return {"rtol": 0, "atol": times * (5e-4 if torch.get_default_device().type == "cuda" else 1e-5)}

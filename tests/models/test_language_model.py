@@ -9,6 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from language_models import NAMES, VOCABULARY, tiny, tokens, tolerance
 from swila import SwiLAConfig, SwiLAModel
 from swila.layers import Cache
+from swila.ops import validation
+
+pytestmark = pytest.mark.usefixtures("on_the_device")
 
 
 @pytest.fixture(params=NAMES)
@@ -53,11 +56,11 @@ def test_packed_is_separate(model):
     places = torch.cat([torch.arange(len(row)) for row in rows])[None]
     alone = torch.cat([model(row[None]).logits for row in rows], 1)
     for given in ({"cu_seqlens": bounds}, {"cu_seq_lens_q": bounds.int()}, {"position_ids": places}):
-        assert_close(model(packed, **given).logits, alone, **tolerance())
+        assert_close(model(packed, **given).logits, alone, **tolerance(2))
     two = model(packed.repeat(2, 1), position_ids=places).logits
-    assert_close(two, alone.repeat(2, 1, 1), **tolerance())
+    assert_close(two, alone.repeat(2, 1, 1), **tolerance(2))
     whole = model(packed, position_ids=torch.arange(28)[None]).logits
-    assert_close(whole, model(packed).logits, **tolerance())
+    assert_close(whole, model(packed).logits, **tolerance(2))
 
 
 def test_packed_training_is_separate_training(model):
@@ -74,7 +77,7 @@ def test_packed_training_is_separate_training(model):
     for given in ({"cu_seqlens": bounds}, {"position_ids": torch.cat([torch.arange(len(r)) for r in rows])[None]}):
         together = model(packed, labels=packed, **given).loss
         assert_close(together, separate)
-        assert_close(torch.autograd.grad(together, list(model.parameters())), expected, rtol=1e-3, atol=1e-5)
+        assert_close(torch.autograd.grad(together, list(model.parameters())), expected, **tolerance(3))
 
 
 def test_padding_has_no_part_in_the_loss(model):
@@ -147,9 +150,10 @@ def test_gradient_checkpointing(name):
 @pytest.mark.parametrize("name", ["transformer", "dn-mom", "gated-temporal-swila", "hybrid-gdn"])
 def test_compiles_to_one_graph(name):
     model = tiny(name).train()
+    torch.set_default_device(None)  # tracing does not know it
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     for T in (12, 17):
-        ids = tokens(2, T)
+        ids = tokens(2, T).to(model.device)
         model.zero_grad()
         model(ids, labels=ids).loss.backward()
         expected = [p.grad.clone() for p in model.parameters()]
@@ -232,9 +236,11 @@ def test_initial_weights():
         ({"input_ids": tokens(2, 4), "cu_seqlens": torch.tensor([0, 4])}, "batch size 1 with cu_seqlens"),
     ],
 )
-def test_mistakes_in_a_call(given, message):
+def test_mistakes_in_a_call(given, message, monkeypatch):
+    here = {k: v.to(torch.get_default_device()) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    monkeypatch.setattr(validation, "_value_checks", "always")
     with pytest.raises(ValueError, match=message):
-        tiny("swila")(**given)
+        tiny("swila")(**here)
 
 
 def test_cache_says_what_it_cannot():

@@ -87,10 +87,12 @@ def generate(
         elif state is None:
             raise ValueError("prompts or state must be given: there is nothing to go on from")
         if streamer is not None:  # which takes the first for the prompt
-            streamer.put(pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True))
+            streamer.put(
+                pad_sequence([torch.tensor(row, dtype=torch.long, device="cpu") for row in rows], batch_first=True)
+            )
         ends = stop_tokens(model, stop)
         decoder = _decoder(model, state, max_new_tokens, sampling, ends, compile)
-        decoder.load(state, int(torch.randint(2**62, ())) if seed is None else seed)
+        decoder.load(state, int(torch.randint(2**62, (), device="cpu")) if seed is None else seed)
         decoder.run(max_new_tokens, None if streamer is None else streamer.put)
         if streamer is not None:
             streamer.end()

@@ -176,8 +176,8 @@ class Look:
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self.event = torch.cuda.Event() if pinned else None
-        self.tokens = torch.zeros(steps, rows, dtype=torch.long, pin_memory=pinned)
-        self.done = torch.zeros(rows, dtype=torch.bool, pin_memory=pinned)
+        self.tokens = torch.zeros(steps, rows, dtype=torch.long, device="cpu", pin_memory=pinned)
+        self.done = torch.zeros(rows, dtype=torch.bool, device="cpu", pin_memory=pinned)
 
     def take(self, tokens: Tensor, done: Tensor) -> None:
         """Ask for a copy of the tokens ``[steps, rows]``, and of who is done."""

@@ -72,9 +72,9 @@ def prefill(
     lengths, longest, device = [len(row) for row in rows], max(map(len, rows)), model.device
     cache = Cache() if state is None else state.cache.map(lambda t: t)
     hidden = None if state is None else state.hidden
-    padded = torch.zeros(len(rows), longest, dtype=torch.long)
+    padded = torch.zeros(len(rows), longest, dtype=torch.long, device="cpu")
     for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+        padded[i, : len(row)] = torch.tensor(row, dtype=torch.long, device="cpu")
     for start in range(0, longest, chunk_size):
         ids = padded[:, start : start + chunk_size].to(device)
         here = torch.tensor([min(max(length - start, 0), ids.shape[1]) for length in lengths], device=device)
