@@ -1,5 +1,7 @@
 """``swila models``, ``generate`` and ``chat``, as a user runs them."""
 
+import json
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -123,3 +125,32 @@ def test_mistakes(run, saved, tmp_path):
         assert result.exit_code == 2, result.output
         assert words in result.output
         assert "Traceback" not in result.output
+
+
+def test_bench_generate(run, tmp_path):
+    arguments = ["--prompt", 5, "-n", 17, "--batch", 2, "--not-compiled", "--repeats", 1, "--device", "cpu"]
+    arguments += ["--model", "gdn-tiny", "--model", "temporal-swila-tiny", "--long", 300, "--out", tmp_path / "g.json"]
+    result = run("bench", "generate", *arguments)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "g.json").read_text())
+    assert [row["model"] for row in record["timings"]] == ["gdn-tiny", "temporal-swila-tiny"]
+    assert all(row["token_ms"]["swila"] > 0 for row in record["timings"])
+    assert record["long"]["same"]
+    assert record["environment"]["torch"]
+
+
+def test_bench_refuses_to_time_what_is_wrong(run, tmp_path, monkeypatch):
+    from swila.benchmarks import generation
+
+    right = generation.generate
+
+    def wrong(*arguments, **options):
+        out = right(*arguments, **options)
+        out.tokens[0][3] += 1
+        return out
+
+    monkeypatch.setattr(generation, "generate", wrong)
+    result = run("bench", "generate", "--model", "gdn-tiny", "--device", "cpu", "--out", tmp_path / "g.json")
+    assert result.exit_code == 1
+    assert "gdn-tiny is not timed: gdn-tiny generates other tokens" in result.output
+    assert json.loads((tmp_path / "g.json").read_text())["timings"] == []

@@ -5,9 +5,11 @@ A model is timed only if, in small and in float32 on the same device, its tokens
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -40,6 +42,45 @@ class Timing(NamedTuple):
     start_s: dict[str, float]
     peak_bytes: int | None
     state_bytes: int
+
+
+class LongText(NamedTuple):
+    """What became of a long text.
+
+    Attributes:
+        model: name of the preset.
+        tokens: read.
+        read_s: how long that took.
+        file_bytes: of the file the state was saved to.
+        same: whether what was loaded from it went on with the same tokens and ended in the same state, bit for bit.
+    """
+
+    model: str
+    tokens: int
+    read_s: float
+    file_bytes: int
+    same: bool
+
+
+def read_long_text(name: str, tokens: int, device: str, dtype: torch.dtype) -> LongText:
+    """Read a long text of random tokens, keep the state in a file, and go on from the file."""
+    with torch.device(device):
+        model = SwiLAForCausalLM(SwiLAConfig.preset(name)).to(dtype).eval()
+    text = torch.randint(model.config.vocab_size, (tokens,)).tolist()
+    prefill(model, text[:20000])  # compiles what is compiled at first use
+    start = time.perf_counter()
+    state = prefill(model, text)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.safetensors"
+        state.save(path, model)
+        loaded, size = GenerationState.load(path, model), path.stat().st_size
+    ends = [generate(model, state=s, max_new_tokens=32, stop=(), return_state=True) for s in (state, loaded)]
+    hidden = [end.state.hidden for end in ends if end.state is not None]
+    same = ends[0].tokens == ends[1].tokens and torch.equal(*hidden)
+    return LongText(name, tokens, seconds, size, same)
 
 
 def refused(name: str, device: str, vocabulary: int = 100) -> str | None:

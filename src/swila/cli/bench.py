@@ -128,6 +128,7 @@ def generation(
     device: Annotated[str | None, typer.Option(help="Default: cuda if there is one, else cpu.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights. Default: bfloat16 on a GPU, else float32.")] = None,
     compiled: Annotated[bool, typer.Option("--compiled/--not-compiled", help="Time the compiled way too.")] = True,
+    long: Annotated[int, typer.Option(help="Also read one text of so many tokens, and keep its state in a file.")] = 0,
     repeats: Annotated[int, typer.Option(help="Turns; times are medians.", min=1)] = 3,
     out: Annotated[Path | None, typer.Option(help="JSON file. Default: runs/bench/generate-DEVICE.json")] = None,
 ) -> None:
@@ -145,7 +146,7 @@ def generation(
     from swila.environment import environment
 
     needs_transformers()
-    from swila.benchmarks.generation import WAYS, benchmark
+    from swila.benchmarks.generation import WAYS, benchmark, read_long_text
     from swila.models.language.presets import get_preset
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -164,6 +165,8 @@ def generation(
             timings, wrong = benchmark(
                 names, batch or [1, 64], prompt, new, where, parse_dtype(kind), compiled, repeats, status.update
             )
+            status.update("reading a long text")
+            text = read_long_text(names[-1], long, where, parse_dtype(kind)) if long else None
     title = f"prompts of {prompt} tokens, {new} new ones, {kind}, {where}; ms"
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("model", header_style="bold", no_wrap=True)
@@ -175,6 +178,12 @@ def generation(
     console.print(table)
     for name, reason in wrong.items():
         console.print(f"[red]{name} is not timed: {reason}[/]")
+    if text is not None:
+        went_on = "bit for bit the same" if text.same else "[red]NOT the same[/]"
+        console.print(
+            f"{text.model} read {text.tokens:,} tokens in {text.read_s:.1f} s; its state is a file of "
+            f"{text.file_bytes / 1e6:.1f} MB; continued from there: {went_on}"
+        )
     record = {
         "benchmark": "generate",
         "environment": environment(),
@@ -185,10 +194,11 @@ def generation(
         "repeats": repeats,
         "timings": [row._asdict() for row in timings],
         "refused": wrong,
+        "long": None if text is None else text._asdict(),
     }
     path.write_text(json.dumps(record, indent=2) + "\n")
     console.print(f"written to {path}")
-    if wrong:
+    if wrong or (text is not None and not text.same):
         raise SystemExit(1)
 
 
