@@ -32,7 +32,7 @@ _auto.register()
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers, when it is first asked for."""
+    """Language models and generation, when they are first asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

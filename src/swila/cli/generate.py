@@ -61,7 +61,7 @@ def generate(
 
         network, words = _load(model, tokenizer, device, dtype)
         before = None if state is None else GenerationState.load(state, network)
-        several = len(prompt or []) > 1
+        several = max(len(prompt or []), 0 if before is None else len(before)) > 1
         with _reading() as progress:
             out = run(
                 network,
@@ -80,7 +80,7 @@ def generate(
                 progress=progress,
             )
         if several and out.texts is not None:
-            for question, answer in zip(prompt or [], out.texts, strict=True):
+            for question, answer in zip(prompt or [""] * len(out.texts), out.texts, strict=True):
                 print(f"{question}{answer}\n")
         if save_state is not None and out.state is not None:
             out.state.save(save_state, network)
@@ -130,6 +130,8 @@ def chat(
         try:
             if command == "/reset":
                 now = None
+            elif command in ("/save", "/load") and not argument:
+                print(f"{command} needs the name of a file")
             elif command == "/save" and now is not None:
                 now.save(argument, network)
                 print(f"{max(now.tokens):,} tokens in {argument}, {now.num_bytes() / 1e6:.1f} MB")
@@ -156,13 +158,18 @@ def chat(
                 now, turn = out.state, turn + 1
         except (ValueError, OSError) as error:
             print(error)
+        except KeyboardInterrupt:
+            print("\n(stopped; as if it had not been said)")
 
 
 def _turn(tokenizer: Any, text: str, first: bool) -> list[int]:
-    """The tokens of what a user says: by the tokenizer's chat template, without what it has said before."""
+    """The tokens of what a user says; by the tokenizer's chat template, what a turn adds to those before it."""
     if getattr(tokenizer, "chat_template", None):
-        message = [{"role": "user", "content": text}]
-        tokens = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
+        turn = [{"role": "user", "content": text}]
+        before = [] if first else [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        said = tokenizer.apply_chat_template(before, tokenize=False) if before else ""
+        whole = tokenizer.apply_chat_template([*before, *turn], tokenize=False, add_generation_prompt=True)
+        tokens = tokenizer(whole.removeprefix(said), add_special_tokens=False)["input_ids"]
     else:
         tokens = tokenizer(text)["input_ids"]
     begins = tokenizer.bos_token_id is not None and tokens[:1] == [tokenizer.bos_token_id]

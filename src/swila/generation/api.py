@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, Layout, rounded_up
-from swila.generation.prompts import Prompts, as_tokens, prefill
+from swila.generation.prompts import Prompts, as_tokens, check_model, evaluating, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
 
@@ -75,36 +76,48 @@ def generate(
         compile: whether the step goes through ``torch.compile``: takes a while the first time, and is faster after it.
         progress: of reading the prompt; see :func:`swila.prefill`.
     """
+    check_model(model)
     sampling = Sampling(temperature, top_k, top_p)
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    training = model.training
-    model.eval()
-    try:
-        rows = [[]] if prompts is None else as_tokens(prompts, tokenizer)
+    if any(
+        part._forward_hooks or part._forward_pre_hooks for layer in model.model.layers for part in (layer, layer.mixer)
+    ):
+        raise ValueError("model must have no forward hooks on blocks or mixers: decoding does not call them; use its own "
+                         "model.generate")  # fmt: skip
+    rows = [[]] if prompts is None else as_tokens(prompts, tokenizer)
+    with evaluating(model):
         if prompts is not None:
             state = prefill(model, rows, None, state, progress=progress)
         elif state is None:
             raise ValueError("prompts or state must be given: there is nothing to go on from")
-        if streamer is not None:  # which takes the first for the prompt
-            streamer.put(
-                pad_sequence([torch.tensor(row, dtype=torch.long, device="cpu") for row in rows], batch_first=True)
-            )
         ends = stop_tokens(model, stop)
         decoder = _decoder(model, state, max_new_tokens, sampling, ends, compile)
         decoder.load(state, int(torch.randint(2**62, (), device="cpu")) if seed is None else seed)
-        decoder.run(max_new_tokens, None if streamer is None else streamer.put)
-        if streamer is not None:
-            streamer.end()
-    finally:
-        model.train(training)
+        watch = None
+        if streamer is not None:  # which takes the first for the prompt
+            read = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows * (len(state) // len(rows))]
+            streamer.put(pad_sequence(read, batch_first=True))
+            watch = streamer.put
+        try:
+            decoder.run(max_new_tokens, watch)
+        finally:
+            if streamer is not None:
+                streamer.end()
     tokens = [_up_to_stop(row, ends) for row in decoder.tokens[:max_new_tokens].mT.tolist()]
+    after = decoder.state([a + len(b) for a, b in zip(state.tokens, tokens, strict=True)]) if return_state else None
+    _decoders[model] = decoder  # for the next call
     return Generation(
         tokens,
         None if tokenizer is None else [tokenizer.decode(row, skip_special_tokens=True) for row in tokens],
         [bool(row) and row[-1] in ends for row in tokens],
-        decoder.state([a + len(b) for a, b in zip(state.tokens, tokens, strict=True)]) if return_state else None,
+        after,
     )
+
+
+def release(model: Any) -> None:
+    """Give back the buffers and graphs that are kept with a model."""
+    _decoders.pop(model, None)
 
 
 def stop_tokens(model: Any, stop: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -113,22 +126,26 @@ def stop_tokens(model: Any, stop: int | Sequence[int] | None) -> tuple[int, ...]
         generation = getattr(model, "generation_config", None)
         stop = getattr(generation, "eos_token_id", None)
         stop = model.config.eos_token_id if stop is None else stop
-    return () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
+    if stop is None:
+        return ()
+    return tuple(map(operator.index, stop)) if isinstance(stop, Sequence) else (operator.index(stop),)
 
 
 def _decoder(
     model: Any, state: GenerationState, max_new_tokens: int, sampling: Sampling, stop: tuple[int, ...], compiled: bool
 ) -> Decoder:
-    attends = any(state.cache[i].get("attn_state") is not None for i in range(len(state.cache)))
-    capacity = rounded_up(max(state.tokens) + max_new_tokens) if attends else 0
+    """The decoder of the last call if it fits, or a new one; nobody else has it while it is at work."""
+    capacity = rounded_up(max(state.tokens) + max_new_tokens) if model.model.attends else 0
     pad = -1 if model.config.pad_token_id is None else model.config.pad_token_id
-    layout = Layout(len(state), capacity, rounded_up(max_new_tokens), sampling, stop, pad, compiled)
-    known = _decoders.get(model)
-    if known is None or not known.fits(layout):
-        _decoders.pop(model, None)
-        del known  # its memory, before there is more
-        _decoders[model] = known = Decoder(model, layout, state)
-    return known
+    kind = model.device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    dtypes = (*state.dtypes(), autocast)
+    layout = Layout(len(state), capacity, rounded_up(max_new_tokens), sampling, stop, pad, compiled, dtypes)
+    known = _decoders.pop(model, None)
+    if known is not None and known.fits(layout):
+        return known
+    del known  # its memory, before there is more
+    return Decoder(model, layout, state)
 
 
 def _up_to_stop(tokens: list[int], stop: tuple[int, ...]) -> list[int]:

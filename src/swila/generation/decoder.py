@@ -35,6 +35,7 @@ class Layout(NamedTuple):
         stop: tokens that end a row.
         pad: what a row that is done has instead of tokens.
         compiled: whether blocks go through ``torch.compile``.
+        dtypes: of the state, and of autocast.
     """
 
     rows: int
@@ -44,11 +45,13 @@ class Layout(NamedTuple):
     stop: tuple[int, ...]
     pad: int
     compiled: bool
+    dtypes: tuple[torch.dtype | None, ...]
 
 
 class Decoder:
     """Buffers, and on a GPU graphs, for one model and layout; to be used again and again."""
 
+    @torch.inference_mode(False)  # else they could not be written to outside of it
     def __init__(self, model: Any, layout: Layout, state: GenerationState) -> None:
         self._model = weakref.ref(model)  # which keeps the decoder, not the other way round
         self.layout, self.device = layout, model.device

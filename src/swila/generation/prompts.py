@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,29 +12,67 @@ from torch import Tensor
 from swila.generation.state import GenerationState
 from swila.layers import Cache
 
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | Mapping[str, Any]
 
 AT_ONCE = {True: 4096, False: 16384}  # tokens of a row at a time, with and without layers that attend to all of them
 
 
 def as_tokens(prompts: Prompts, tokenizer: Any) -> list[list[int]]:
     """Prompts of any kind as lists of token ids."""
-    if isinstance(prompts, Tensor):
-        if prompts.ndim not in (1, 2) or prompts.is_floating_point():
-            raise ValueError(f"prompts must be token ids [T] or [B, T], got {prompts.dtype} {list(prompts.shape)}")
-        return prompts.tolist() if prompts.ndim == 2 else [prompts.tolist()]
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    rows: list[Any] = list(prompts)
-    if rows and isinstance(rows[0], int):
-        rows = [rows]
-    if any(isinstance(row, str) for row in rows):
+    if isinstance(prompts, Mapping):  # what a tokenizer returns
+        rows = as_tokens(prompts["input_ids"], None)
+        masks = (
+            as_tokens(prompts["attention_mask"], None) if "attention_mask" in prompts else [[1] * len(r) for r in rows]
+        )
+        pairs = [zip(row, mask, strict=True) for row, mask in zip(rows, masks, strict=True)]
+        return [[token for token, there in pair if there] for pair in pairs]
+    given: Any = [prompts] if isinstance(prompts, str) else _plain(prompts)
+    if isinstance(given, list) and given and all(isinstance(token, int) for token in given):
+        given = [given]
+    if not isinstance(given, list):
+        raise ValueError(f"prompts must be text, token ids, or a list of them, got {type(prompts).__name__}")
+    if not given:
+        raise ValueError("prompts must hold at least one, got none")
+    return [_row(row, tokenizer) for row in given]
+
+
+def _row(prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("tokenizer must be given for prompts that are text; or pass token ids")
-        rows = [tokenizer(row)["input_ids"] if isinstance(row, str) else row for row in rows]
-    if not rows:
-        raise ValueError("prompts must hold at least one, got none")
-    return [row.tolist() if isinstance(row, Tensor) else list(row) for row in rows]
+        return list(tokenizer(prompt)["input_ids"])
+    row = _plain(prompt)
+    if not isinstance(row, list) or not all(isinstance(token, int) for token in row):
+        raise ValueError(f"prompts must be text, token ids [T] or [B, T], or a list of them, got {prompt!r}"[:300])
+    return row
+
+
+def _plain(x: Any) -> Any:
+    """Tensors and arrays as lists, other sequences too; anything else as it is."""
+    if hasattr(x, "tolist"):
+        return x.tolist()
+    return list(x) if isinstance(x, Sequence) and not isinstance(x, str) else x
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """The model in eval mode, every module as it was afterwards; one that is in it already is not touched."""
+    modules = [module for module in model.modules() if module.training]
+    if modules:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
+def check_model(model: Any) -> None:
+    """Raise ValueError unless this is a model that generation can step through."""
+    from swila.models import SwiLAForCausalLM
+
+    if not isinstance(model, SwiLAForCausalLM):
+        raise ValueError(f"model must be a SwiLAForCausalLM, got {type(model).__name__}")
 
 
 @torch.no_grad()
@@ -58,7 +97,12 @@ def prefill(
         chunk_size: tokens of each row at a time; by default 16,384, or 4,096 for models with attention.
         progress: called with the tokens of the longest prompt that are read, and all of them.
     """
+    check_model(model)
     rows = as_tokens(prompts, tokenizer)
+    if chunk_size is None:
+        chunk_size = AT_ONCE[model.model.attends]
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     if state is not None and len(state) != len(rows):
         if len(state) != 1:
             raise ValueError(f"state must have one row, or one for each of {len(rows)} prompts, got {len(state)}")
@@ -67,8 +111,6 @@ def prefill(
         raise ValueError("prompts must have at least one token each where there is no state to go on from")
     if wrong := [token for row in rows for token in row if not 0 <= token < model.config.vocab_size]:
         raise ValueError(f"prompts must hold ids below vocab_size = {model.config.vocab_size}, got {wrong[0]}")
-    if chunk_size is None:
-        chunk_size = AT_ONCE[any(name in ("attention", "fox") for name in model.config.layer_mixers)]
     lengths, longest, device = [len(row) for row in rows], max(map(len, rows)), model.device
     cache = Cache() if state is None else state.cache.map(lambda t: t)
     hidden = None if state is None else state.hidden
@@ -80,7 +122,8 @@ def prefill(
         here = torch.tensor([min(max(length - start, 0), ids.shape[1]) for length in lengths], device=device)
         ragged = any(length < start + ids.shape[1] for length in lengths)
         mask = (torch.arange(ids.shape[1], device=device) < here.unsqueeze(1)).long() if ragged else None
-        out = model.model(ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+        with evaluating(model):
+            out = model.model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True)
         last = out.last_hidden_state[torch.arange(len(rows), device=device), (here - 1).clamp_min(0)]
         hidden = last if hidden is None else torch.where((here > 0).unsqueeze(1), last, hidden)
         if progress is not None:

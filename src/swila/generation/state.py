@@ -43,6 +43,10 @@ class GenerationState:
         index = torch.tensor(places, device=self.hidden.device)
         return GenerationState(self.cache.batch_select(index), self.hidden[index], [self.tokens[i] for i in places])
 
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Of all tensors, in order."""
+        return tuple(t.dtype for t in _flatten(self).values())
+
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for t in _flatten(self).values())
@@ -59,6 +63,8 @@ class GenerationState:
             "weights": weights_fingerprint(model),
         }
         path = Path(path)
+        if path.is_dir():
+            raise ValueError(f"path must be that of a file, got the directory {str(path)!r}")
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")  # a file under its name is a whole one
         save_file({name: t.contiguous() for name, t in _flatten(self).items()}, part, metadata)
@@ -73,13 +79,16 @@ class GenerationState:
             model: the model it was made with.
             check: False to take it although the weights are not those it was made with.
         """
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         if not Path(path).is_file():
             raise ValueError(f"path must be a file with a saved state, got {str(path)!r}, which is none")
-        with safe_open(str(path), "pt", device=str(model.device)) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        try:
+            with safe_open(str(path), "pt", device=str(model.device)) as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except SafetensorError as error:
+            raise ValueError(f"path must be a file with a saved state, got {str(path)!r}: {error}") from None
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{path} is not a saved state of this version: format must be {FORMAT!r}, "
                              f"got {metadata.get('format')!r}")  # fmt: skip
@@ -94,6 +103,9 @@ class GenerationState:
                 f"{path} was made with other weights (or in another dtype) than the model's, which would read "
                 "it as noise; load the model it was made with, or pass check=False"
             )
+        for name, t in tensors.items():  # what is in the dtype of the weights; the recurrence has its own
+            if t.is_floating_point() and "recurrent_state" not in name and t.dtype == tensors["hidden"].dtype:
+                tensors[name] = t.to(model.dtype)
         return _unflatten(tensors, json.loads(metadata["tokens"]))
 
 

@@ -113,6 +113,10 @@ class Attention(SequenceMixer):
             o = o * self.g_proj(x).sigmoid()
         return self.o_proj(o), {"attn_state": attn_state, "conv_state": conv_state} if mode.return_state else None
 
+    def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
+        """See :meth:`SequenceMixer.step`; no second state in memory."""
+        return self.mix(x, state, Mode(return_state=True, alive=alive))[0]
+
     def extras(self, x: Tensor) -> tuple[Tensor, ...]:
         """What else is kept of every token beside key and value, each ``[B, T, ...]``."""
         return ()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from swila.layers.cache import Cache, LayerState, batch_rows, layer_state, map_tensors, merge_rows, select_rows
 from swila.layers.last_call import LastCall
-from swila.layers.mode import Mode
+from swila.layers.mode import Mode, rows_like
 from swila.layers.packing import check_packing, pack
 
 
@@ -107,14 +107,18 @@ class SequenceMixer(nn.Module):
         return merge_rows({key: past.get(key) for key in after}, after, rows)
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
-        """One token for decoding, over the old state: no second state in memory, and addresses that stay.
+        """One token for decoding, over the old state, whose addresses stay.
+
+        This is for any layer whose state keeps its shape; those that can write over it as they go have their own.
 
         Args:
             x: ``[B, 1, hidden_size]``.
             state: of :meth:`decoding_state`; it is written to.
             alive: which rows take the step, bool ``[B]``; the others keep their state, their output means nothing.
         """
-        return self.mix(x, state, Mode(return_state=True, alive=alive))[0]
+        y, after = self.mix(x, state, Mode(return_state=True))
+        map_tensors(lambda old, new: old.copy_(torch.where(rows_like(alive, old), new, old)), state, after)
+        return y
 
     def decoding_state(self, state: LayerState, capacity: int) -> LayerState:
         """A copy of what a cache holds of this layer in the form :meth:`step` takes, with room for ``capacity`` tokens.

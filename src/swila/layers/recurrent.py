@@ -13,6 +13,7 @@ from swila.layers.mode import Mode
 from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.projection import make_projection
 from swila.layers.short_conv import ShortConvolution, convolve
+from swila.ops.backends import backend_names
 
 
 def head_dims(
@@ -85,6 +86,8 @@ class RecurrentMixer(SequenceMixer):
         super().__init__(hidden_size, layer_idx)
         if output_gate_activation not in ("silu", "sigmoid"):
             raise ValueError(f"output_gate_activation must be 'silu' or 'sigmoid', got {output_gate_activation!r}")
+        if backend not in ("auto", "fla", *backend_names()):
+            raise ValueError(f"backend must be 'auto', 'fla' or one of {', '.join(backend_names())}, got {backend!r}")
         self.num_heads, self.head_k_dim, self.head_v_dim = num_heads, head_k_dim, head_v_dim
         self.backend, self.streams = backend, streams
         key_dim, value_dim = num_heads * head_k_dim, num_heads * head_v_dim
@@ -110,6 +113,10 @@ class RecurrentMixer(SequenceMixer):
         o, state = self.recur(x, q, k, v, past.get("recurrent_state"), mode)
         y = self.o_proj(self._gated_norm(o, x).flatten(-2))
         return y, {"recurrent_state": state, "conv_state": conv_state} if mode.return_state else None
+
+    def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
+        """See :meth:`SequenceMixer.step`; no second state in memory."""
+        return self.mix(x, state, Mode(return_state=True, alive=alive))[0]
 
     def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode) -> tuple[Tensor, Any]:
         """The recurrence: from ``q [B,T,H,K]``, ``k [B,T,S*H,K]``, ``v [B,T,S*H,V]`` to ``o [B,T,H,V]`` and a state."""

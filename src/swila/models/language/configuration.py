@@ -13,6 +13,16 @@ from swila.layers import MIXERS, make_mixer
 from swila.models import auto
 from swila.models.language.presets import get_preset
 
+ELSEWHERE = {  # what other models call it
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), "num_heads in mixer_options"),
+    "num_key_value_heads": "num_kv_heads in mixer_options of attention",
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), "norm_eps"),
+    **dict.fromkeys(("num_layers", "n_layer", "n_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("d_model", "n_embd", "dim"), "hidden_size"),
+    **dict.fromkeys(("n_inner", "ffn_dim", "d_ff"), "intermediate_size"),
+    **dict.fromkeys(("n_positions", "max_seq_len"), "max_position_embeddings"),
+}
+
 
 class SwiLAConfig(PreTrainedConfig):
     """The configuration of :class:`SwiLAModel` and :class:`SwiLAForCausalLM`.
@@ -40,6 +50,8 @@ class SwiLAConfig(PreTrainedConfig):
         tie_word_embeddings: whether the head is the embedding.
         max_position_embeddings: length of the training texts, for tools that ask; nothing in the model depends on it.
         use_cache: whether calls outside of training return a cache.
+        fuse_cross_entropy: whether the loss in training is computed a chunk of tokens at a time, without returning
+            logits; False for a training loop that looks at them.
         loss_chunk_size: tokens whose logits exist at a time when the loss is computed; by default as many as take 256
             MB.
         pad_token_id: of the tokenizer.
@@ -65,6 +77,7 @@ class SwiLAConfig(PreTrainedConfig):
         tie_word_embeddings: bool = False,
         max_position_embeddings: int = 4096,
         use_cache: bool = True,
+        fuse_cross_entropy: bool = True,
         loss_chunk_size: int | None = None,
         pad_token_id: int | None = None,
         bos_token_id: int | None = 1,
@@ -79,13 +92,14 @@ class SwiLAConfig(PreTrainedConfig):
             intermediate_size = -(-8 * hidden_size // 3 // 256) * 256
         self.intermediate_size = intermediate_size
         self.mixer = mixer
-        self.mixer_options = dict(mixer_options or {})
-        self.attention_layers = None if attention_layers is None else list(attention_layers)
+        self.mixer_options = mixer_options or {}
+        self.attention_layers = attention_layers
         self.hidden_act = hidden_act
         self.norm_eps = norm_eps
         self.initializer_range = initializer_range
         self.max_position_embeddings = max_position_embeddings
         self.use_cache = use_cache
+        self.fuse_cross_entropy = fuse_cross_entropy
         self.loss_chunk_size = loss_chunk_size
         super().__init__(
             pad_token_id=pad_token_id,
@@ -103,13 +117,12 @@ class SwiLAConfig(PreTrainedConfig):
 
         ``swila models`` lists them. ``mixer_options`` are added to those of the preset.
         """
-        fields = get_preset(name)
+        fields = get_preset(name, changes.get("num_hidden_layers"))
         if "mixer_options" in changes and "mixer" not in changes:
-            mine, added = fields["mixer_options"], changes.pop("mixer_options")
-            if set(added) <= set(mine):
-                fields["mixer_options"] = {mixer: {**mine[mixer], **added.get(mixer, {})} for mixer in mine}
-            else:
-                fields["mixer_options"] = {**mine, fields["mixer"]: {**mine[fields["mixer"]], **added}}
+            options, added = fields["mixer_options"], changes.pop("mixer_options")
+            flat = {key: value for key, value in added.items() if key not in options}
+            named = {**added, fields["mixer"]: {**added.get(fields["mixer"], {}), **flat}}
+            fields["mixer_options"] = {mixer: {**options[mixer], **named.get(mixer, {})} for mixer in options}
         return cls(**{**fields, **changes})
 
     @property
@@ -134,11 +147,19 @@ class SwiLAConfig(PreTrainedConfig):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field} must be an integer of at least 1, got {value!r}")
+        if self.loss_chunk_size is not None and not self.loss_chunk_size >= 1:
+            raise ValueError(f"loss_chunk_size must be at least 1, or None, got {self.loss_chunk_size}")
+        if not self.norm_eps > 0:
+            raise ValueError(f"norm_eps must be above 0, got {self.norm_eps}")
+        if not self.initializer_range >= 0:
+            raise ValueError(f"initializer_range must be 0 or more, got {self.initializer_range}")
         if self.hidden_act != "silu":
             raise ValueError(f"hidden_act must be 'silu' (the feed-forward layers are SwiGLU), got {self.hidden_act!r}")
         self._check_mixers()
         for name in dict.fromkeys(self.layer_mixers):
             options = self.options_of(name)
+            if "layer_idx" in options:
+                raise ValueError(f"mixer_options of {name!r}: layer_idx is given by the model; leave it out")
             try:
                 with torch.device("meta"):
                     make_mixer(name, self.hidden_size, **options)
@@ -161,6 +182,8 @@ class SwiLAConfig(PreTrainedConfig):
             )
         layers = self.attention_layers
         if layers is not None:
+            if not isinstance(layers, list | tuple):
+                raise ValueError(f"attention_layers must be a list of layers, counted from 0, got {layers!r}")
             wrong = [i for i in layers if not isinstance(i, int) or not 0 <= i < L]
             if wrong:
                 raise ValueError(
@@ -169,6 +192,8 @@ class SwiLAConfig(PreTrainedConfig):
                 )
             if len(set(layers)) < len(layers):
                 raise ValueError(f"attention_layers must name each layer once, got {layers}")
+        if not isinstance(self.mixer_options, dict):
+            raise ValueError(f"mixer_options must be a dict of options, got {self.mixer_options!r}")
         by_name = [name for name in self.mixer_options if name in MIXERS]
         if by_name:
             for name, options in self.mixer_options.items():
@@ -200,6 +225,8 @@ def _check_names(others: dict[str, Any]) -> None:
     """Raise ValueError where a field that is not ours looks like a slip; transformers takes any name."""
     ours = list(inspect.signature(SwiLAConfig.__init__).parameters)[1:-1]
     for name in others:
+        if name in ELSEWHERE:
+            raise ValueError(f"{name!r} is not a field of SwiLAConfig; here it is {ELSEWHERE[name]}")
         options = [mixer for mixer, kind in MIXERS.items() if name in inspect.signature(kind).parameters]
         if options:
             raise ValueError(

@@ -67,30 +67,29 @@ def _linear_cross_entropy(
             dx[span] = dz @ weight
         if want_dw:
             dw += dz.mT @ x[span]
-    return loss, dx, dw.to(weight.dtype)
+    return loss, dx, dw  # which as a sum may be too large for half precision
 
 
 @_linear_cross_entropy.register_fake
 def _(
     x: Tensor, weight: Tensor, target: Tensor, chunk_size: int, want_dx: bool, want_dw: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    loss = x.new_empty((), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
-    return (
-        loss,
-        torch.empty_like(x) if want_dx else x.new_empty(0),
-        (weight if want_dw else x[:0, 0]).new_empty(weight.shape if want_dw else 0),
-    )
+    full = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dx = torch.empty_like(x) if want_dx else x.new_empty(0)
+    dw = torch.empty_like(weight, dtype=full) if want_dw else x.new_empty(0)
+    return x.new_empty((), dtype=full), dx, dw
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.want_dx, ctx.want_dw = inputs[4:]
+    ctx.dtype = inputs[1].dtype
     ctx.save_for_backward(*output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx: Any, grad: Tensor, _dx: Tensor, _dw: Tensor) -> tuple[Tensor | None, ...]:
     dx, dw = ctx.saved_tensors
-    gradients = (dx * grad).to(dx.dtype) if ctx.want_dx else None, (dw * grad).to(dw.dtype) if ctx.want_dw else None
+    gradients = (dx * grad).to(dx.dtype) if ctx.want_dx else None, (dw * grad).to(ctx.dtype) if ctx.want_dw else None
     return *gradients, None, None, None, None
 
 

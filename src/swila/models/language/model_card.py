@@ -52,8 +52,10 @@ def model_title(config: Any) -> str:
     for architecture in ARCHITECTURES.values():
         expected = {architecture.mixer, "attention"} if architecture.hybrid else {architecture.mixer}
         options = config.options_of(architecture.mixer)
-        marks = {key: options.get(key) for key in ("temporal", "gate")}
-        wanted = {key: architecture.options.get(key) for key in ("temporal", "gate")}
+        marks, wanted = (
+            {key: of.get(key) or None for key in ("temporal", "gate")} | {"J": of.get("num_mixtures", 4)}
+            for of in (options, architecture.options)
+        )
         if set(mixers) == expected and marks == wanted:
             return architecture.title
     return " and ".join(mixers)

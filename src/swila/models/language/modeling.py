@@ -60,6 +60,7 @@ class SwiLAPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["SwiLABlock"]  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["A_log", "dt_bias"]  # noqa: RUF012 (decays of a thousandth need the digits)
+    _supports_sdpa = True
     _is_stateful = True  # a recurrent state cannot be rolled back
 
     @torch.no_grad()
@@ -86,7 +87,7 @@ class SwiLAPreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """See transformers; a model card is written as well, unless the directory has a README.md."""
         super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
+        if kwargs.get("is_main_process", args[0] if args else True):
             write_model_card(self, save_directory)
 
     @classmethod
@@ -102,6 +103,8 @@ class SwiLAPreTrainedModel(PreTrainedModel):
                 f"the checkpoint is not one of this architecture: weights differ in shape (listed above); {fix}"
             ) from None
         missing = sorted(info["missing_keys"])
+        if missing and all(name.startswith("lm_head") for name in missing):
+            raise ValueError("the checkpoint has no head: it was saved by SwiLAModel; load it with SwiLAModel")
         if missing and not kwargs.get("ignore_mismatched_sizes", False):
             raise ValueError(
                 f"the checkpoint is not one of this architecture: {len(missing)} weights are not there, such as "
@@ -142,7 +145,8 @@ class SwiLAModel(SwiLAPreTrainedModel):
             attention_mask: 1 for a token and 0 for padding, on either side, ``[B, T]`` or that of the whole text so
                 far.
             position_ids: places in the text ``[B, T]``; where they start again from 0 a new sequence begins, which sees
-                nothing of those before it. They matter for nothing else, and not where a cache has the text before.
+                nothing of those before it. They matter for nothing else, and not where there is padding, or a cache
+                with the text before.
             past_key_values: the :class:`swila.layers.Cache` of the tokens before these; it is updated.
             inputs_embeds: embedded tokens ``[B, T, hidden_size]``, instead of ``input_ids``.
             use_cache: whether to return a cache; by default as in the config, and not in training.
@@ -157,6 +161,10 @@ class SwiLAModel(SwiLAPreTrainedModel):
         if kwargs.get("output_attentions"):
             raise ValueError("output_attentions must be False: recurrent layers form no attention matrix")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if return_dict is None:
+            return_dict = self.config.return_dict
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and self.training and self.gradient_checkpointing:
@@ -190,8 +198,9 @@ class SwiLAModel(SwiLAPreTrainedModel):
     def _pack(
         self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cu_seqlens: Tensor | None
     ) -> Packed:
-        if position_ids is None or attention_mask is not None or cu_seqlens is not None:
-            return pack(x, attention_mask, cu_seqlens)
+        packed = pack(x, attention_mask, cu_seqlens)
+        if position_ids is None or packed.cu_seqlens is not None:
+            return packed
         return pack_by_position(x, position_ids)
 
     def step(self, tokens: Tensor, states: list[LayerState], alive: Tensor, compiled: bool = False) -> Tensor:
@@ -212,6 +221,11 @@ class SwiLAModel(SwiLAPreTrainedModel):
     def decoding_states(self, cache: Cache, capacity: int) -> list[LayerState]:
         """What :meth:`step` writes to, from a cache; with room for ``capacity`` tokens where layers keep them all."""
         return [layer.mixer.decoding_state(cache[i], capacity) for i, layer in enumerate(self.layers)]
+
+    @property
+    def attends(self) -> bool:
+        """Whether some layer keeps something of every token."""
+        return self.state_size(2) > self.state_size(1)
 
     def state_size(self, length: int = 1) -> int:
         """Scalars of memory carried after ``length`` tokens, over all layers."""
@@ -253,8 +267,9 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
     ) -> Any:
         """Logits ``[B, T, vocab_size]``, and with labels the loss.
 
-        In training with labels there are no logits: the loss is computed a few thousand tokens at a time, and includes
-        the mixers' load-balancing losses.
+        In training with labels there are no logits (unless the config has ``fuse_cross_entropy=False``): the loss is
+        computed a few thousand tokens at a time. It includes the mixers' load-balancing losses; who computes a loss of
+        their own from the logits must add :func:`swila.layers.collect_auxiliary_loss`.
 
         Args:
             input_ids: tokens ``[B, T]``.
@@ -281,6 +296,7 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
             inputs_embeds,
             use_cache,
             output_hidden_states,
+            return_dict=True,
             cu_seqlens=cu_seqlens,
             **kwargs,
         )
@@ -290,17 +306,21 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
             if labels is not None and shift_labels is None:
                 shift_labels = _next_tokens(labels, attention_mask, position_ids, _bounds(cu_seqlens, kwargs))
             loss = self._loss(hidden, shift_labels, num_items_in_batch)
-        if loss is None or not self.training:
+        if loss is None or not self.training or not self.config.fuse_cross_entropy:
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden if isinstance(last, slice) and last.start == 0 else hidden[:, last])
-        if return_dict is False:
+        if return_dict is False or (return_dict is None and not self.config.return_dict):
             parts = (loss, logits, outputs.past_key_values, outputs.hidden_states)
             return tuple(part for part in parts if part is not None)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states)
 
     def _loss(self, hidden: Tensor, targets: Tensor, num_items: Tensor | int | None) -> Tensor:
         targets = targets.flatten().to(hidden.device)
-        total = linear_cross_entropy(hidden.flatten(0, 1), self.lm_head.weight, targets, self.config.loss_chunk_size)
+        hidden = hidden.flatten(0, 1)
+        if type(self.lm_head) is nn.Linear and self.lm_head.bias is None and not self.lm_head._forward_hooks:
+            total = linear_cross_entropy(hidden, self.lm_head.weight, targets, self.config.loss_chunk_size)
+        else:  # a head that somebody has wrapped, sharded or replaced must be called
+            total = F.cross_entropy(self.lm_head(hidden).float(), targets, reduction="sum", ignore_index=IGNORE)
         mine = (targets != IGNORE).sum().clamp_min(1)
         divisor = mine if num_items is None else torch.as_tensor(num_items, device=hidden.device)
         loss = total / divisor
@@ -319,17 +339,19 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         """What a call of ``generate`` passes on: the tokens the cache has not seen yet."""
         seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         inputs: dict[str, Any] = {"past_key_values": past_key_values, "attention_mask": attention_mask}
+        if kwargs.get("cu_seqlens") is not None:
+            raise ValueError("cu_seqlens must be None in generate: pass the sequences as rows of a batch, left-padded")
         if inputs_embeds is not None and seen < inputs_embeds.shape[1]:
             inputs["inputs_embeds"] = inputs_embeds[:, seen:]
         else:
-            given = 0 if inputs_embeds is None else inputs_embeds.shape[1]
-            new = seen - given if inputs_embeds is not None else seen
-            if new >= input_ids.shape[1]:
+            # after embeddings, input_ids may begin with the prompt or not; but then tokens come one by one
+            new = input_ids.shape[1] - seen if inputs_embeds is None else 1
+            if new < 1:
                 raise ValueError(
                     f"input_ids must go on after the {seen} tokens the cache has seen, got {input_ids.shape[1]}: "
                     "pass the whole text, or no past_key_values"
                 )
-            inputs["input_ids"] = input_ids[:, new:].contiguous()
+            inputs["input_ids"] = input_ids[:, -new:].contiguous()
         for name in ("use_cache", "logits_to_keep", "output_hidden_states", "return_dict"):
             if name in kwargs:
                 inputs[name] = kwargs[name]
@@ -368,6 +390,6 @@ def _next_tokens(
         labels = labels.masked_fill(padding | F.pad(padding[:, :-1], (1, 0)), IGNORE)  # nothing is before a first token
     if cu_seqlens is not None:
         labels = labels.index_fill(1, cu_seqlens[:-1].long(), IGNORE)
-    elif position_ids is not None and attention_mask is None:
+    elif position_ids is not None:
         labels = labels.masked_fill(position_ids == 0, IGNORE)
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE)

@@ -137,8 +137,8 @@ def preset_names() -> list[str]:
     return [f"{architecture}-{name}" for name, size in SIZES.items() for architecture in size.widths]
 
 
-def get_preset(name: str) -> dict[str, Any]:
-    """The fields of a preset, or a ValueError that says what there is."""
+def get_preset(name: str, num_hidden_layers: int | None = None) -> dict[str, Any]:
+    """The fields of a preset, of another depth if wanted; or a ValueError that says what there is."""
     architecture, _, size_name = name.lower().rpartition("-")
     if size_name not in SIZES or architecture not in SIZES[size_name].widths:
         sizes = "; ".join(f"{size}: {', '.join(SIZES[size].widths)}" for size in SIZES)
@@ -147,15 +147,16 @@ def get_preset(name: str) -> dict[str, Any]:
         )
     size, model = SIZES[size_name], ARCHITECTURES[architecture]
     options = {model.mixer: _mixer_options(model, size)}
+    depth = size.num_hidden_layers if num_hidden_layers is None else num_hidden_layers
     fields: dict[str, Any] = {
         "hidden_size": size.hidden_size,
-        "num_hidden_layers": size.num_hidden_layers,
+        "num_hidden_layers": depth,
         "intermediate_size": size.widths[architecture],
         "mixer": model.mixer,
         "mixer_options": options,
     }
     if model.hybrid:  # every fourth layer: the paper's 4, 8, ..., counted from 0
-        fields["attention_layers"] = list(range(3, size.num_hidden_layers, 4))
+        fields["attention_layers"] = list(range(3, depth, 4))
         options["attention"] = {"num_heads": size.heads}
     return fields
 

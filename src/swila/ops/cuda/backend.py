@@ -153,7 +153,7 @@ class Kernels:
 
     def step(self, x: Inputs, options: Options, inplace: bool = False) -> Results:
         """One token, without gradients; ``inplace`` writes the new state over the old one."""
-        results = Results(torch.empty_like(x.v))
+        results = Results(x.v.new_empty(x.v.shape))  # dense, whatever the strides of v
         if inplace:
             results = results._replace(W=x.W, r=x.r, rho=x.rho)
         elif options.return_state:
