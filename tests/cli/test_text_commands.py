@@ -82,11 +82,16 @@ def test_a_state_is_saved_and_taken_up(run, saved, tmp_path):
     said = expected(saved, "there was a king" * 20, 4)
     whole = expected(saved, "there was a king" * 20 + said + "who?", 8)
     assert second.output.strip() == ("who?" + whole).strip()
+    two = run("generate", saved[0], "a", "b", "--state", tmp_path / "state", "-n", 2, "--save-state", tmp_path / "two")
+    assert two.exit_code == 0, two.output
+    both = run("generate", saved[0], "--state", tmp_path / "two", "-n", 3)
+    assert both.exit_code == 0, both.output
+    assert len(both.output.rstrip("\n").split("\n\n")) == 2
 
 
 def test_chat(run, saved, tmp_path):
     lines = ["hello", "", "/save " + str(tmp_path / "s"), "more", "/load " + str(tmp_path / "s"), "more", "/nonsense"]
-    lines += ["/reset", "/save x", "/load nowhere", "/quit"]
+    lines += ["/reset", "/save x", "/save", "/load nowhere", "/quit"]
     result = run("chat", saved[0], "-n", 5, "--temperature", 0, typed="\n".join(lines) + "\n")
     assert result.exit_code == 0, result.output
     first = expected(saved, "hello", 5)
@@ -97,17 +102,22 @@ def test_chat(run, saved, tmp_path):
     assert "10 tokens from" in result.output
     assert "no such command: /nonsense" in result.output
     assert "there is nothing to save yet" in result.output
+    assert "/save needs the name of a file" in result.output
     assert "path must be a file with a saved state, got 'nowhere'" in result.output
 
 
 def test_chat_with_a_template(run, saved, tmp_path):
     directory, _, tokenizer = saved
-    tokenizer.chat_template = "{% for m in messages %}<s>user: {{ m.content }}{% endfor %}bot:"
+    turn = "{% if m.role == 'user' %}u: {{ m.content }}{% else %}b: {{ m.content }}.{% endif %}"
+    end = "{% if add_generation_prompt %}b:{% endif %}"
+    tokenizer.chat_template = f"<s>be good. {{% for m in messages %}}{turn}{{% endfor %}}{end}"
     tokenizer.save_pretrained(tmp_path)
     tokenizer.chat_template = None
-    result = run("chat", directory, "--tokenizer", tmp_path, "-n", 4, "--temperature", 0, typed="hi\n/quit\n")
+    result = run("chat", directory, "--tokenizer", tmp_path, "-n", 4, "--temperature", 0, typed="hi\nyo\n/quit\n")
     assert result.exit_code == 0, result.output
-    assert expected(saved, "<s>user: hibot:", 4) in result.output
+    first = expected(saved, "<s>be good. u: hib:", 4)
+    assert first in result.output
+    assert expected(saved, f"<s>be good. u: hib:{first}u: yob:", 4) in result.output
 
 
 def test_mistakes(run, saved, tmp_path):

@@ -4,16 +4,19 @@ import copy
 import gc
 import pickle
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy
 import pytest
 import torch
 from torch.testing import assert_close
 
 from language_models import NAMES, VOCABULARY, tiny, tokens, tolerance
-from swila import GenerationState, generate, prefill
-from swila.generation import Sampling
+from swila import GenerationState, SwiLAConfig, SwiLAForCausalLM, generate, prefill
+from swila.generation import Sampling, release
 from swila.generation.api import _decoders
 from swila.generation.decoder import rounded_up
+from swila.layers import MIXERS, SequenceMixer
 
 LENGTHS = (5, 17, 1, 9)
 
@@ -114,9 +117,9 @@ def test_seeds(model):
     assert generate(model, prompts(), **drawn).tokens == unseeded
 
 
-def test_draws_have_the_probabilities_they_should():
+def test_draws_have_the_probabilities_they_should(device):
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
 
     def frequencies(sampling, n=20000):
         return torch.bincount(sampling.draw(logits.expand(n, -1), generator), minlength=5) / n
@@ -199,8 +202,90 @@ def test_buffers_are_used_again_and_follow_the_weights():
 @pytest.mark.unpoisoned
 def test_compiled_blocks_give_the_same_tokens():
     model = tiny("hybrid-temporal-swila")
+    torch.set_default_device(None)  # tracing does not know it
     expected = generate(model, prompts(), max_new_tokens=8, stop=()).tokens
     assert generate(model, prompts(), max_new_tokens=8, stop=(), compile=True).tokens == expected
+
+
+def test_calls_at_the_same_time_do_not_meet():
+    model = tiny("gated-temporal-swila")
+    expected = [generate(model, [i, 2, 3], max_new_tokens=60, stop=()).tokens for i in range(1, 5)]
+    with ThreadPoolExecutor(4) as pool:
+        together = pool.map(lambda i: generate(model, [i, 2, 3], max_new_tokens=60, stop=()).tokens, range(1, 5))
+        assert list(together) == expected
+
+
+class Average(SequenceMixer):
+    """A layer that writes no more than it must: ``mix`` and ``state_size``."""
+
+    def __init__(self, hidden_size, layer_idx=None):
+        super().__init__(hidden_size, layer_idx)
+        self.proj = torch.nn.Linear(hidden_size, hidden_size)
+
+    def mix(self, x, past, mode):
+        assert mode.cu_seqlens is None
+        state = x.new_zeros(x.shape[0], x.shape[2]) if past is None else past["recurrent_state"][0]
+        outputs = []
+        for t in range(x.shape[1]):
+            state = 0.7 * state + x[:, t]
+            outputs.append(state)
+        return self.proj(torch.stack(outputs, 1)), {"recurrent_state": (state,)} if mode.return_state else None
+
+    def state_size(self, length=1):
+        return self.hidden_size
+
+
+def test_a_mixer_that_only_knows_how_to_mix(monkeypatch):
+    monkeypatch.setitem(MIXERS, "average", Average)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.1}
+    model = SwiLAForCausalLM(SwiLAConfig(mixer="average", **sizes)).eval()
+    free = by_transformers(model, [3, 4, 5], 12)
+    assert generate(model, [3, 4, 5], max_new_tokens=12, stop=()).tokens == [free]
+    out = generate(model, [3, 4, 5], max_new_tokens=12, stop=free[6], return_state=True)
+    assert_close(out.state.hidden, prefill(model, [3, 4, 5, *out.tokens[0]]).hidden, **tolerance())
+
+
+@pytest.mark.parametrize("name", ["hybrid-gdn", "temporal-swila"])
+def test_calls_under_other_modes_leave_nothing_behind(name, device):
+    model = tiny(name)
+    expected = generate(model, prompts(), max_new_tokens=10, stop=(), return_state=True)
+    for mode in (torch.inference_mode(), torch.autocast(device, torch.bfloat16)):
+        with mode:
+            generate(model, prompts(), max_new_tokens=10, stop=())
+        again = generate(model, prompts(), max_new_tokens=10, stop=(), return_state=True)
+        assert again.tokens == expected.tokens
+        assert torch.equal(again.state.hidden, expected.state.hidden)
+
+
+def test_training_mode_is_left_for_reading_and_comes_back():
+    model = tiny("temporal-swila", mixer_options={"router_noise": True}).train()
+    model.gradient_checkpointing_enable()
+    model.model.layers[1].eval()
+    assert torch.equal(*(prefill(model, [1, 2, 3]).hidden for _ in range(2)))
+    generate(model, [1, 2, 3], max_new_tokens=2)
+    assert model.training
+    assert model.model.layers[0].mixer.training
+    assert not model.model.layers[1].mixer.training
+
+
+def test_what_a_tokenizer_returns():
+    model = tiny("swila")
+    expected = generate(model, [[3, 4, 5], [6]], max_new_tokens=4, stop=()).tokens
+    ids, mask = torch.tensor([[3, 4, 5], [0, 0, 6]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
+    assert generate(model, {"input_ids": ids, "attention_mask": mask}, max_new_tokens=4, stop=()).tokens == expected
+    assert generate(model, {"input_ids": [[3, 4, 5], [6]]}, max_new_tokens=4, stop=()).tokens == expected
+    arrays = [numpy.array([3, 4, 5]), numpy.array([6])]
+    assert generate(model, arrays, max_new_tokens=4, stop=()).tokens == expected
+    assert generate(model, [6], max_new_tokens=4, stop=numpy.int64(expected[1][1])).stopped == [True]
+
+
+def test_release():
+    model = tiny("swila")
+    generate(model, [1], max_new_tokens=1)
+    assert model in _decoders
+    release(model)
+    assert model not in _decoders
 
 
 def test_room_is_at_most_an_eighth_too_large():
@@ -217,7 +302,9 @@ def test_room_is_at_most_an_eighth_too_large():
         ({"prompts": []}, "prompts must hold at least one"),
         ({"prompts": [[1], []]}, "prompts must have at least one token each"),
         ({"prompts": [[VOCABULARY]]}, f"prompts must hold ids below vocab_size = {VOCABULARY}, got {VOCABULARY}"),
-        ({"prompts": torch.zeros(1, 3)}, r"prompts must be token ids \[T\] or \[B, T\], got torch.float32"),
+        ({"prompts": torch.zeros(1, 3)}, r"prompts must be text, token ids \[T\] or \[B, T\], .* got \[0.0"),
+        ({"prompts": 3}, "prompts must be text, token ids, or a list of them, got int"),
+        ({"prompts": [[[1]]]}, r"prompts must be text, token ids \[T\] or \[B, T\]"),
         ({"prompts": [[1]], "max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
         ({"prompts": [[1]], "temperature": -1.0}, "temperature must be 0"),
         ({"prompts": [[1]], "top_p": 0.0}, "top_p must be above 0"),
@@ -227,6 +314,17 @@ def test_room_is_at_most_an_eighth_too_large():
 def test_mistakes(given, message):
     with pytest.raises(ValueError, match=message):
         generate(tiny("swila"), **given)
+
+
+def test_models_that_cannot_be_stepped_through():
+    model = tiny("swila")
+    with pytest.raises(ValueError, match="model must be a SwiLAForCausalLM, got SwiLAModel"):
+        generate(model.model, [1])
+    model.model.layers[1].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="model must have no forward hooks on blocks or mixers"):
+        generate(model, [1])
+    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+        prefill(model, [1], chunk_size=0)
 
 
 def test_a_state_of_another_batch():

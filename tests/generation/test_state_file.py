@@ -44,21 +44,22 @@ def test_round_trip(model, tmp_path):
 
 CONTINUE = """
 import json, sys, torch
+torch.set_default_device(sys.argv[3])
 from swila import GenerationState, SwiLAForCausalLM, generate
 torch.set_num_threads(1)
-model = SwiLAForCausalLM.from_pretrained(sys.argv[1])
+model = SwiLAForCausalLM.from_pretrained(sys.argv[1]).to(sys.argv[3])
 state = GenerationState.load(sys.argv[2], model)
 print(json.dumps(generate(model, state=state, max_new_tokens=12, temperature=1.0, seed=9, stop=()).tokens))
 """
 
 
-def test_in_another_process(tmp_path):
+def test_in_another_process(tmp_path, device):
     model = tiny("gated-temporal-swila")
     model.save_pretrained(tmp_path / "model")
     state = prefill(model, tokens(30).tolist())
     state.save(tmp_path / "state", model)
     here = generate(model, state=state, max_new_tokens=12, temperature=1.0, seed=9, stop=()).tokens
-    arguments = [sys.executable, "-c", CONTINUE, str(tmp_path / "model"), str(tmp_path / "state")]
+    arguments = [sys.executable, "-c", CONTINUE, str(tmp_path / "model"), str(tmp_path / "state"), device]
     assert json.loads(subprocess.check_output(arguments, text=True)) == here
 
 
@@ -79,6 +80,13 @@ def test_states_of_others_are_refused(tmp_path):
         with pytest.raises(ValueError, match=r"made with other weights \(or in another dtype\)"):
             GenerationState.load(path, wrong)
     assert GenerationState.load(path, other, check=False).tokens == [3]
+    half = tiny("temporal-swila").bfloat16()
+    generate(half, state=GenerationState.load(path, half, check=False), max_new_tokens=2)
+    with pytest.raises(ValueError, match="path must be that of a file, got the directory"):
+        prefill(model, [1]).save(tmp_path, model)
+    (tmp_path / "text").write_text("not a state")
+    with pytest.raises(ValueError, match=r"path must be a file with a saved state, got .*text"):
+        GenerationState.load(tmp_path / "text", model)
     with pytest.raises(ValueError, match="path must be a file with a saved state"):
         GenerationState.load(tmp_path / "nothing", model)
     save_file(load_file(path), path)  # without what it says about itself

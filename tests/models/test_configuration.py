@@ -71,6 +71,12 @@ def test_changes_of_a_preset():
     config = SwiLAConfig.preset("hybrid-gdn-tiny", mixer_options={"attention": {"qk_norm": True}})
     assert config.options_of("attention") == {"num_heads": 2, "qk_norm": True}
     assert config.options_of("gated-deltanet")["num_heads"] == 2
+    assert SwiLAConfig.preset("hybrid-gdn-374m", num_hidden_layers=8).attention_layers == [3, 7]
+    mixed = SwiLAConfig.preset(
+        "hybrid-temporal-swila-tiny", mixer_options={"num_mixtures": 2, "attention": {"qk_norm": True}}
+    )
+    assert mixed.options_of("swila")["num_mixtures"] == 2
+    assert mixed.options_of("attention")["qk_norm"]
 
 
 def test_options_of_a_single_mixer_may_be_flat():
@@ -115,6 +121,15 @@ def test_a_mixer_of_ones_own(monkeypatch):
             r"mixer_options must be \{name: options\} where mixer is a list",
         ),
         ({"num_heads": 4}, "'num_heads' is an option of the mixer .*: put it into mixer_options"),
+        ({"num_attention_heads": 4}, "'num_attention_heads' is not a field .*; here it is num_heads in mixer_options"),
+        ({"d_model": 4}, "'d_model' is not a field of SwiLAConfig; here it is hidden_size"),
+        ({"attention_layers": 3}, "attention_layers must be a list of layers, counted from 0, got 3"),
+        ({"mixer_options": "abc"}, "mixer_options must be a dict of options, got 'abc'"),
+        ({"mixer_options": {"layer_idx": 0}}, "mixer_options of 'swila': layer_idx is given by the model"),
+        ({"mixer_options": {"backend": "fast"}}, "mixer_options of 'swila': backend must be 'auto', 'fla' or one of"),
+        ({"loss_chunk_size": 0}, "loss_chunk_size must be at least 1, or None, got 0"),
+        ({"norm_eps": -1.0}, "norm_eps must be above 0"),
+        ({"initializer_range": -1.0}, "initializer_range must be 0 or more"),
         ({"hiden_size": 4}, "'hiden_size' is not a field of SwiLAConfig; did you mean 'hidden_size'?"),
         ({"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
         ({"num_hidden_layers": 2.5}, "num_hidden_layers must be an integer of at least 1, got 2.5"),

@@ -71,6 +71,14 @@ def test_autocast_and_extremes():
     assert all((g == 0).all() for g in torch.autograd.grad(nothing, (x, weight)))
 
 
+def test_float16_gradients_do_not_overflow_as_sums():
+    x, weight, target = problem(N=4000, D=4, vocabulary=3, dtype=torch.float16)
+    target = torch.where(target >= 0, 1, target)
+    x = (x.detach() + 30).requires_grad_()
+    loss = linear_cross_entropy(x, weight, target) / len(x)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (x, weight)))
+
+
 @pytest.mark.unpoisoned
 def test_compiles():
     x, weight, target = problem(dtype=torch.float32)

@@ -57,6 +57,8 @@ def test_packed_is_separate(model):
     alone = torch.cat([model(row[None]).logits for row in rows], 1)
     for given in ({"cu_seqlens": bounds}, {"cu_seq_lens_q": bounds.int()}, {"position_ids": places}):
         assert_close(model(packed, **given).logits, alone, **tolerance(2))
+    masked = model(packed, position_ids=places, attention_mask=torch.ones_like(packed)).logits
+    assert_close(masked, alone, **tolerance(2))
     two = model(packed.repeat(2, 1), position_ids=places).logits
     assert_close(two, alone.repeat(2, 1, 1), **tolerance(2))
     whole = model(packed, position_ids=torch.arange(28)[None]).logits
@@ -106,6 +108,28 @@ def test_loss_is_cross_entropy_and_load_balancing(model):
         assert_close(trained.loss, expected + sum(balance) / len(balance))
     else:
         assert_close(trained.loss, expected)
+
+
+def test_a_head_that_was_replaced_is_called():
+    model, ids = tiny("swila"), tokens(2, 9)
+    model.lm_head = torch.nn.Linear(128, VOCABULARY)
+    out = model(ids, labels=ids)
+    assert_close(out.loss, F.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+    model.train()(ids, labels=ids).loss.backward()
+    assert model.lm_head.bias.grad is not None
+
+
+def test_logits_in_training_on_request():
+    model, ids = tiny("swila", fuse_cross_entropy=False).train(), tokens(2, 9)
+    assert model(ids, labels=ids).logits.shape == (2, 9, VOCABULARY)
+
+
+def test_fields_of_the_configuration_count():
+    model = tiny("swila")
+    model.config.output_hidden_states = True
+    assert len(model(tokens(1, 3)).hidden_states) == 5
+    model.config.return_dict = False
+    assert isinstance(model(tokens(1, 3)), tuple)
 
 
 class Largest(TorchDispatchMode):

@@ -20,6 +20,7 @@ from transformers import (
 from language_models import NAMES, tiny, tokens
 from swila import SwiLAConfig, SwiLAForCausalLM, SwiLAModel
 from swila.models import auto
+from swila.models.language.model_card import model_title
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -94,6 +95,17 @@ def test_tied_embeddings(tmp_path):
     assert torch.equal(loaded(tokens(1, 5)).logits, model(tokens(1, 5)).logits)
 
 
+def test_cards_name_the_architecture(tmp_path):
+    names = {"swila-tiny": "SwiLA", "gdn-mom-tiny": "GDN-MoM", "hybrid-gdn-tiny": "Hybrid GDN", "dn-mom-tiny": "DN-MoM"}
+    for name, title in names.items():
+        assert model_title(SwiLAConfig.preset(name)) == title
+    assert model_title(SwiLAConfig.preset("swila-16-115m")) == "SwiLA, 16 mixtures"
+    plain = SwiLAConfig(mixer_options={"temporal": False, "gate": None, "num_heads": 8})
+    assert model_title(plain) == "SwiLA"
+    tiny("swila").save_pretrained(tmp_path, False)
+    assert not (tmp_path / "README.md").exists()
+
+
 def test_a_card_that_is_there_stays(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     tiny("swila").save_pretrained(tmp_path)
@@ -118,6 +130,10 @@ def test_a_cache_goes_on_in_generate():
     assert_close(model.generate(ids, past_key_values=cache, max_new_tokens=6, **GREEDY), whole)
     with pytest.raises(ValueError, match="input_ids must go on after the 25 tokens the cache has seen, got 20"):
         model.generate(ids, past_key_values=cache, max_new_tokens=6, **GREEDY)
+    with pytest.raises(ValueError, match="cu_seqlens must be None in generate"):
+        model.generate(ids, cu_seqlens=torch.tensor([0, 20]), max_new_tokens=1, **GREEDY)
+    both = model.generate(ids, inputs_embeds=model.model.embed_tokens(ids), max_new_tokens=6, **GREEDY)
+    assert_close(both, whole)
     embedded = model.generate(inputs_embeds=model.model.embed_tokens(ids), max_new_tokens=6, **GREEDY)
     assert_close(embedded, whole[:, 20:])
 
@@ -155,6 +171,9 @@ def test_a_checkpoint_of_another_architecture(tmp_path):
     with pytest.raises(ValueError, match=r"model_type must be 'swila' .* got 'llama': load this checkpoint with"):
         SwiLAForCausalLM.from_pretrained(tmp_path / "llama")
     tiny("gdn").save_pretrained(tmp_path / "gdn")
+    tiny("gdn").model.save_pretrained(tmp_path / "base")
+    with pytest.raises(ValueError, match=r"the checkpoint has no head: .* load it with SwiLAModel"):
+        SwiLAForCausalLM.from_pretrained(tmp_path / "base")
     with pytest.raises(ValueError, match=r"not one of this architecture: weights differ in shape"):
         SwiLAForCausalLM.from_pretrained(tmp_path / "gdn", config=tiny("swila").config)
     tiny("swila").save_pretrained(tmp_path / "swila")

@@ -80,11 +80,11 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p)
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    if any(
-        part._forward_hooks or part._forward_pre_hooks for layer in model.model.layers for part in (layer, layer.mixer)
-    ):
-        raise ValueError("model must have no forward hooks on blocks or mixers: decoding does not call them; use its own "
-                         "model.generate")  # fmt: skip
+    parts = [part for layer in model.model.layers for part in (layer, layer.mixer)]
+    if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+        raise ValueError(
+            "model must have no forward hooks on blocks or mixers, which decoding does not call; use model.generate"
+        )
     rows = [[]] if prompts is None else as_tokens(prompts, tokenizer)
     with evaluating(model):
         if prompts is not None:

@@ -117,7 +117,9 @@ class SequenceMixer(nn.Module):
             alive: which rows take the step, bool ``[B]``; the others keep their state, their output means nothing.
         """
         y, after = self.mix(x, state, Mode(return_state=True))
-        map_tensors(lambda old, new: old.copy_(torch.where(rows_like(alive, old), new, old)), state, after)
+        assert after is not None
+        before = {part: state[part] for part in after}  # type: ignore[literal-required]
+        map_tensors(lambda old, new: old.copy_(torch.where(rows_like(alive, old), new, old)), before, after)
         return y
 
     def decoding_state(self, state: LayerState, capacity: int) -> LayerState:

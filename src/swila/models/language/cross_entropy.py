@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 IGNORE = -100
 LOGIT_BYTES = 256 * 2**20  # of a chunk's logits in float32
@@ -53,7 +52,7 @@ def _linear_cross_entropy(
     dw = torch.zeros_like(weight, dtype=full) if want_dw else x.new_empty(0)
     for start in range(0, x.shape[0], chunk_size):
         span = slice(start, start + chunk_size)
-        z, y = F.linear(x[span], weight).to(full), target[span].unsqueeze(1)
+        z, y = _product(x[span], weight.mT, full), target[span].unsqueeze(1)
         counted = y != IGNORE
         y = y.where(counted, 0)
         normaliser = z.logsumexp(1, keepdim=True)
@@ -66,8 +65,17 @@ def _linear_cross_entropy(
         if want_dx:
             dx[span] = dz @ weight
         if want_dw:
-            dw += dz.mT @ x[span]
-    return loss, dx, dw  # which as a sum may be too large for half precision
+            dw += _product(dz.mT, x[span], full)
+    return loss, dx, dw  # a sum, too large for float16 until it is divided
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """``a @ b`` as it is summed, in float32; not by way of half precision where that can be helped."""
+    if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
+        return torch.mm(a, b, out_dtype=dtype)
+    if a.dtype == torch.float16:  # 65,504 is soon too little
+        a, b = a.to(dtype), b.to(dtype)
+    return (a @ b).to(dtype)
 
 
 @_linear_cross_entropy.register_fake
