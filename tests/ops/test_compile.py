@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 from swila import switching_delta_rule, switching_delta_rule_step
 from swila.ops import library
-from swila.ops.backends import choose_backend, usable_backends
+from swila.ops.backends import choose_backend, get_backend, usable_backends
 from swila.ops.call import Inputs, Options, Problem
 from swila.testing import VARIANTS, Shape, make_call
 from swila.testing.checks import leaves, results
@@ -69,7 +69,28 @@ def test_fullgraph_packed_and_step():
 def test_traced_auto_is_bound_to_what_is_usable():
     """Graphs are cached on disk: another machine's choice of backends must not be found in them."""
     assert library._auto() == "auto:" + ",".join(usable_backends())
-    assert library._auto_step() == "auto:reference"
+    steps = [name for name in usable_backends() if get_backend(name).step is not None]
+    assert library._auto_step() == "auto:" + ",".join(steps)
+
+
+@pytest.mark.parametrize("name", ["plain", "gated-temporal"])
+def test_a_step_in_place(name):
+    """The state is written over the old one, compiled or not, and nothing else is written to."""
+    states, outputs = [], []
+
+    def step(call):
+        return switching_delta_rule_step(**call, inplace=True).output
+
+    for run in (step, torch.compile(step, fullgraph=True, backend=COMPILER)):
+        call = make_call(VARIANTS[name], Shape(T=1), initial_state=True, requires_grad=False)
+        before = {key: t.clone() for key, t in call.items() if isinstance(t, torch.Tensor)}
+        old = [None if part is None else part.clone() for part in call["initial_state"]]
+        outputs.append(run(call))
+        states.append([part for part in call["initial_state"] if part is not None])
+        assert not torch.equal(states[-1][0], old[0])
+        assert all(torch.equal(call[key], t) for key, t in before.items())
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*states)
     x = Inputs(*(make_call()[name] for name in ("q", "k", "v", "beta", "key_logits", "query_logits")))
     problem = Problem.of(x, Options(), needs_grad=False)
     assert choose_backend("auto:blocked,reference", problem).name == "blocked"
