@@ -93,6 +93,32 @@ def cdar_table(record: dict[str, Any], longer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def generation_table(record: dict[str, Any]) -> str:
+    """Markdown for results of ``swila bench generate``: the time of a token, and how many times less it is."""
+    ways = list(record["timings"][0]["token_ms"])
+    lines = [
+        "| model | batch | prompt ms | " + " | ".join(f"token ms, {way}" for way in ways) + " | times faster |",
+        "|---|---:|---:|" + "---:|" * (len(ways) + 1),
+    ]
+    for row in record["timings"]:
+        times = [row["token_ms"][way] for way in ways]
+        faster = row["token_ms"]["transformers"] / min(times)
+        cells = [f"{time:.2f}" for time in times]
+        lines.append(
+            f"| {row['model']} | {row['batch']} | {row['prefill_ms']:.0f} | {' | '.join(cells)} | {faster:.0f} |"
+        )
+    text = record["long"]
+    assert text["same"]
+    lines += [
+        "",
+        f"Random weights in {record['dtype']}, prompts of {record['prompt']:,} tokens, {record['new']} new ones, medians "
+        f"of {record['repeats']} turns; times faster is the best of the two ways over transformers' own loop, on the same "
+        f"model. {text['model']} read a text of {text['tokens']:,} tokens in {text['read_s']:.1f} s; its state was saved to a "
+        f"file of {text['file_bytes'] / 1e6:.1f} MB, and continued from the file bit for bit. {conditions(record)}.",
+    ]
+    return "\n".join(lines)
+
+
 def conditions(record: dict[str, Any]) -> str:
     """Where results were measured: hardware, versions, commit."""
     where = record["environment"]
@@ -106,10 +132,11 @@ def tables(results: Path) -> dict[str, str]:
     """All tables of the README, by the name of their markers."""
     op = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
     cdar, longer = (json.loads((results / f"cdar-tiny{suffix}.json").read_text()) for suffix in ("", "-long"))
-    rivals = json.loads((results / "op-cuda.json").read_text())
+    rivals, generation = (json.loads((results / f"{name}-cuda.json").read_text()) for name in ("op", "generate"))
     return {
         "bench-op-cpu": op_table(op),
         "bench-op-cuda": rivals_tables(rivals),
+        "bench-generate": generation_table(generation),
         "run-cdar-tiny": cdar_table(cdar, longer),
     }
 
