@@ -24,7 +24,7 @@ test: $(READY)  ## all tests
 
 # Not the hundreds of random sizes: each would be compiled.
 test-gpu: $(READY)  ## the tests of operation, layers, models and generation on an NVIDIA GPU
-	@$(BIN)/python -m pytest -q --device cuda tests/ops tests/layers tests/generation tests/models/test_language_model.py -k 'not test_any_call'
+	@$(BIN)/python -m pytest -q --device cuda tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py -k 'not test_any_call'
 
 lint: $(READY)  ## style and types, as CI checks them
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

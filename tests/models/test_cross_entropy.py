@@ -8,13 +8,18 @@ from torch.testing import assert_close
 from swila.models.language.cross_entropy import linear_cross_entropy
 
 
+pytestmark = pytest.mark.usefixtures("on_the_device")
+
+
 def problem(N=37, D=8, vocabulary=50, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(N, D, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    weight = torch.randn(vocabulary, D, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    target = torch.randint(vocabulary, (N,), generator=generator)
+    with torch.device("cpu"):  # the same numbers on every device
+        generator = torch.Generator().manual_seed(0)
+        x, weight = (torch.randn(n, D, generator=generator, dtype=torch.float64) for n in (N, vocabulary))
+        target = torch.randint(vocabulary, (N,), generator=generator)
     target[::5] = -100
-    return x, weight, target
+    here = torch.get_default_device()
+    x, weight = (t.to(here, dtype).requires_grad_() for t in (x, weight))
+    return x, weight, target.to(here)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 8, 37, 100, None])
@@ -57,9 +62,9 @@ def test_bfloat16_has_a_loss_in_float32_and_gradients_as_good_as_the_usual():
         assert (found.double() - expected).norm() < 1.5 * (usual.double() - expected).norm()
 
 
-def test_autocast_and_extremes():
+def test_autocast_and_extremes(device):
     x, weight, target = problem(dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         loss = linear_cross_entropy(x, weight, target)
     assert_close(loss, F.cross_entropy(F.linear(x, weight), target, reduction="sum"), rtol=1e-2, atol=0)
     assert all(g.dtype == torch.float32 for g in torch.autograd.grad(loss, (x, weight)))
@@ -82,6 +87,7 @@ def test_float16_gradients_do_not_overflow_as_sums():
 @pytest.mark.unpoisoned
 def test_compiles():
     x, weight, target = problem(dtype=torch.float32)
+    torch.set_default_device(None)  # tracing does not know it
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager", dynamic=True)
     for N in (37, 20):
         loss = linear_cross_entropy(x[:N], weight, target[:N], 8)
