@@ -111,10 +111,11 @@ def generation_table(record: dict[str, Any]) -> str:
     assert text["same"]
     lines += [
         "",
-        f"Random weights in {record['dtype']}, prompts of {record['prompt']:,} tokens, {record['new']} new ones, medians "
-        f"of {record['repeats']} turns; times faster is the best of the two ways over transformers' own loop, on the same "
-        f"model. {text['model']} read a text of {text['tokens']:,} tokens in {text['read_s']:.1f} s; its state was saved to a "
-        f"file of {text['file_bytes'] / 1e6:.1f} MB, and continued from the file bit for bit. {conditions(record)}.",
+        f"Random weights in {record['dtype']}, prompts of {record['prompt']:,} tokens, {record['new']} new ones, "
+        f"medians of {record['repeats']} turns; times faster is the best of the two ways over transformers' own loop, "
+        f"on the same model. {text['model']} read a text of {text['tokens']:,} tokens in {text['read_s']:.1f} s; its "
+        f"state was saved to a file of {text['file_bytes'] / 1e6:.1f} MB, and continued from the file bit for bit. "
+        f"{conditions(record)}.",
     ]
     return "\n".join(lines)
 

@@ -7,7 +7,6 @@ from torch.testing import assert_close
 
 from swila.models.language.cross_entropy import linear_cross_entropy
 
-
 pytestmark = pytest.mark.usefixtures("on_the_device")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +19,7 @@ from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
 
 _decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
+_GPU = threading.RLock()  # a graph cannot be captured while another thread is at work on the device
 
 
 @dataclass
@@ -56,7 +59,7 @@ def generate(
 ) -> Generation:
     """Continue prompts with any of the models; on a GPU a token is one replay of a CUDA graph, state in place.
 
-    Prompts may differ in length; each goes on as if it were alone. The graph and its buffers are kept with the model
+    Prompts may differ in length; each goes on as if it were alone. Calls from several threads take turns on a GPU. The graph and its buffers are kept with the model
     for the next call of the same shape.
 
     Args:
@@ -86,7 +89,7 @@ def generate(
             "model must have no forward hooks on blocks or mixers, which decoding does not call; use model.generate"
         )
     rows = [[]] if prompts is None else as_tokens(prompts, tokenizer)
-    with evaluating(model):
+    with _GPU if model.device.type == "cuda" else nullcontext(), evaluating(model):
         if prompts is not None:
             state = prefill(model, rows, None, state, progress=progress)
         elif state is None:
