@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +17,6 @@ from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
 
 _decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
-_GPU = threading.RLock()  # a graph cannot be captured while another thread is at work on the device
 
 
 @dataclass
@@ -59,8 +56,8 @@ def generate(
 ) -> Generation:
     """Continue prompts with any of the models; on a GPU a token is one replay of a CUDA graph, state in place.
 
-    Prompts may differ in length; each goes on as if it were alone. Calls from several threads take turns on a GPU. The graph and its buffers are kept with the model
-    for the next call of the same shape.
+    Prompts may differ in length; each goes on as if it were alone. The graph and its buffers are kept with the model
+    for the next call of the same shape. Calls from several threads take turns on a GPU.
 
     Args:
         model: a :class:`swila.SwiLAForCausalLM`.
@@ -89,7 +86,7 @@ def generate(
             "model must have no forward hooks on blocks or mixers, which decoding does not call; use model.generate"
         )
     rows = [[]] if prompts is None else as_tokens(prompts, tokenizer)
-    with _GPU if model.device.type == "cuda" else nullcontext(), evaluating(model):
+    with evaluating(model):
         if prompts is not None:
             state = prefill(model, rows, None, state, progress=progress)
         elif state is None:
@@ -107,9 +104,10 @@ def generate(
         finally:
             if streamer is not None:
                 streamer.end()
-    tokens = [_up_to_stop(row, ends) for row in decoder.tokens[:max_new_tokens].mT.tolist()]
-    after = decoder.state([a + len(b) for a, b in zip(state.tokens, tokens, strict=True)]) if return_state else None
-    _decoders[model] = decoder  # for the next call
+        tokens = [_up_to_stop(row, ends) for row in decoder.tokens[:max_new_tokens].mT.tolist()]
+        read_by_now = [a + len(b) for a, b in zip(state.tokens, tokens, strict=True)]
+        after = decoder.state(read_by_now) if return_state else None
+        _decoders[model] = decoder  # for the next call
     return Generation(
         tokens,
         None if tokenizer is None else [tokenizer.decode(row, skip_special_tokens=True) for row in tokens],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from swila.layers import Cache
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | Mapping[str, Any]
 
+_GPU = threading.RLock()  # a graph cannot be captured while another thread is at work on the device
 AT_ONCE = {True: 4096, False: 16384}  # tokens of a row at a time, with and without layers that attend to all of them
 
 
@@ -56,15 +58,19 @@ def _plain(x: Any) -> Any:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """The model in eval mode, every module as it was afterwards; one that is in it already is not touched."""
-    modules = [module for module in model.modules() if module.training]
-    if modules:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True
+    """The model in eval mode and, on a GPU, to ourselves; afterwards every module is as it was.
+
+    One that is in eval mode already is not touched.
+    """
+    with _GPU if model.device.type == "cuda" else nullcontext():
+        modules = [module for module in model.modules() if module.training]
+        if modules:
+            model.eval()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.training = True
 
 
 def check_model(model: Any) -> None:
@@ -117,17 +123,17 @@ def prefill(
     padded = torch.zeros(len(rows), longest, dtype=torch.long, device="cpu")
     for i, row in enumerate(rows):
         padded[i, : len(row)] = torch.tensor(row, dtype=torch.long, device="cpu")
-    for start in range(0, longest, chunk_size):
-        ids = padded[:, start : start + chunk_size].to(device)
-        here = torch.tensor([min(max(length - start, 0), ids.shape[1]) for length in lengths], device=device)
-        ragged = any(length < start + ids.shape[1] for length in lengths)
-        mask = (torch.arange(ids.shape[1], device=device) < here.unsqueeze(1)).long() if ragged else None
-        with evaluating(model):
+    with evaluating(model):
+        for start in range(0, longest, chunk_size):
+            ids = padded[:, start : start + chunk_size].to(device)
+            here = torch.tensor([min(max(length - start, 0), ids.shape[1]) for length in lengths], device=device)
+            ragged = any(length < start + ids.shape[1] for length in lengths)
+            mask = (torch.arange(ids.shape[1], device=device) < here.unsqueeze(1)).long() if ragged else None
             out = model.model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True)
-        last = out.last_hidden_state[torch.arange(len(rows), device=device), (here - 1).clamp_min(0)]
-        hidden = last if hidden is None else torch.where((here > 0).unsqueeze(1), last, hidden)
-        if progress is not None:
-            progress(min(start + chunk_size, longest), longest)
+            last = out.last_hidden_state[torch.arange(len(rows), device=device), (here - 1).clamp_min(0)]
+            hidden = last if hidden is None else torch.where((here > 0).unsqueeze(1), last, hidden)
+            if progress is not None:
+                progress(min(start + chunk_size, longest), longest)
     assert hidden is not None
     before = [0] * len(rows) if state is None else state.tokens
     return GenerationState(cache, hidden, [a + b for a, b in zip(before, lengths, strict=True)])
