@@ -1,43 +1,48 @@
-"""Train a tiny Temporal SwiLA with transformers' Trainer, on this library's own source code, letter by letter.
+"""Train a tiny Temporal SwiLA with transformers' Trainer, on this library's own source code, byte by byte.
 
 python examples/train_with_transformers.py --max_steps 300     # any of Trainer's options; a few minutes on a CPU
+swila generate runs/source-code "def " --temperature 0.8
 """
 
 import sys
 from pathlib import Path
 
 import torch
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import HfArgumentParser, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 import swila
 from swila import SwiLAConfig, SwiLAForCausalLM
 
-LENGTH = 256
+DEFAULTS = {"output_dir": "runs/source-code", "per_device_train_batch_size": 8, "learning_rate": 3e-3, "max_steps": 300}
+DEFAULTS |= {"lr_scheduler_type": "cosine", "warmup_steps": 20, "logging_steps": 20}
+DEFAULTS |= {"dataloader_pin_memory": torch.cuda.is_available()}
 
 
-def texts() -> list[dict[str, torch.Tensor]]:
-    """The package's source as bytes, cut into pieces; labels are the same bytes, the model shifts them."""
-    source = "".join(path.read_text() for path in sorted(Path(swila.__file__).parent.rglob("*.py")))
-    data = torch.tensor(list(source.encode()))
-    pieces = data[: len(data) // LENGTH * LENGTH].view(-1, LENGTH)
-    return [{"input_ids": piece, "labels": piece} for piece in pieces]
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each of the 256 bytes."""
+    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(letters, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def main(arguments: list[str]) -> float:
-    """Train, print a sample, and return the loss on held-out text in nats per byte."""
-    defaults = ["--output_dir", "runs/source-code", "--per_device_train_batch_size", "8", "--learning_rate", "3e-3"]
-    defaults += ["--lr_scheduler_type", "cosine", "--warmup_steps", "20", "--logging_steps", "20", "--max_steps", "300"]
+    """Train, save model and tokenizer, print a sample, and return the loss on held-out text in nats per byte."""
+    defaults = [f"--{name}={value}" for name, value in DEFAULTS.items()]
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*defaults, *arguments])
-    data = texts()
+    tokenizer = byte_tokenizer()
+    files = sorted(Path(swila.__file__).parent.rglob("*.py"))
+    pieces = torch.tensor(tokenizer("".join(path.read_text() for path in files))["input_ids"]).split(256)[:-1]
+    data = [{"input_ids": piece, "labels": piece} for piece in pieces]  # the model shifts the labels
     config = SwiLAConfig.preset("temporal-swila-tiny", vocab_size=256, bos_token_id=None, eos_token_id=None)
     model = SwiLAForCausalLM(config)
     trainer = Trainer(model, args, train_dataset=data[:-32], eval_dataset=data[-32:])
-    trainer.train()
-    trainer.save_model()  # weights, configuration and a model card; from_pretrained takes it from there
-
-    prompt = torch.tensor([list(b"def ")], device=model.device)
-    sample = model.generate(prompt, max_new_tokens=200, do_sample=True, temperature=0.8)
-    print(bytes(sample[0].tolist()).decode(errors="replace"))
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.save_model()
+    tokenizer.save_pretrained(args.output_dir)
+    print("def " + swila.generate(model, "def ", tokenizer, max_new_tokens=200, temperature=0.8).texts[0])
     return trainer.evaluate()["eval_loss"]
 
 

@@ -28,6 +28,26 @@ _LAZY = {
     **dict.fromkeys(("Generation", "GenerationState", "generate", "prefill"), "swila.generation"),
 }
 
+__all__ = [
+    "Backend",
+    "Generation",
+    "GenerationState",
+    "RoutingStats",
+    "SwiLA",
+    "SwiLAConfig",
+    "SwiLAForCausalLM",
+    "SwiLAModel",
+    "SwitchingOutput",
+    "SwitchingState",
+    "__version__",
+    "generate",
+    "prefill",
+    "register_backend",
+    "set_value_checks",
+    "switching_delta_rule",
+    "switching_delta_rule_step",
+]
+
 _auto.register()
 
 
@@ -41,4 +61,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return __all__

@@ -8,8 +8,9 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from language_models import tiny
-from swila import generate
+from swila import generate, prefill
 from swila.cli.app import app
+from swila.cli.generate import turn_tokens
 from swila.models.language.presets import preset_names
 
 
@@ -48,7 +49,7 @@ def test_models(run):
         assert name in result.output
     line = next(line for line in result.output.splitlines() if "hybrid-gdn-374m" in line)
     assert line.split() == ["hybrid-gdn-374m", "374.4", "M", "2560", "9.44", "MB", "24,576", "B"]
-    assert "swila-1.3b" not in run("models", "--size", "374m").output
+    assert "swila-1.3b" not in run("models", "--size", "374M").output
     wrong = run("models", "--size", "7b")
     assert wrong.exit_code == 2
     assert "size must be one of tiny, 115m, 374m, 1.3b, got '7b'" in wrong.output
@@ -75,13 +76,16 @@ def test_prompts_side_by_side(run, saved):
 
 def test_a_state_is_saved_and_taken_up(run, saved, tmp_path):
     (tmp_path / "book.txt").write_text("there was a king" * 20)
-    first = run("generate", saved[0], "--file", tmp_path / "book.txt", "-n", 4, "--save-state", tmp_path / "state")
+    first = run("generate", saved[0], "--file", tmp_path / "book.txt", "-n", 0, "--save-state", tmp_path / "state")
     assert first.exit_code == 0, first.output
-    assert "state after 324 tokens" in first.output
+    assert "state after 320 tokens" in first.stderr
+    assert first.stdout == ""
     second = run("generate", saved[0], "who?", "--state", tmp_path / "state", "-n", 8)
-    said = expected(saved, "there was a king" * 20, 4)
-    whole = expected(saved, "there was a king" * 20 + said + "who?", 8)
-    assert second.output.strip() == ("who?" + whole).strip()
+    whole = expected(saved, "there was a king" * 20 + "who?", 8)
+    assert second.stdout.strip() == ("who?" + whole).strip()
+    at_once = run("generate", saved[0], "who?", "--file", tmp_path / "book.txt", "-n", 8)
+    assert at_once.stdout == second.stdout
+    assert run("generate", saved[0], "-", "--state", tmp_path / "state", "-n", 8, typed="who?").stdout == second.stdout
     two = run("generate", saved[0], "a", "b", "--state", tmp_path / "state", "-n", 2, "--save-state", tmp_path / "two")
     assert two.exit_code == 0, two.output
     both = run("generate", saved[0], "--state", tmp_path / "two", "-n", 3)
@@ -96,11 +100,14 @@ def test_chat(run, saved, tmp_path):
     assert result.exit_code == 0, result.output
     first = expected(saved, "hello", 5)
     assert first in result.output
-    second = expected(saved, "hello" + first + "more", 5)
+    tokens = generate(saved[1], "hello", saved[2], max_new_tokens=5).tokens[0]
+    ids = saved[2]("hello")["input_ids"] + tokens + saved[2]("\nmore")["input_ids"]
+    second = generate(saved[1], ids, saved[2], max_new_tokens=5).texts[0]
     assert result.output.count(second) >= 2
     assert "10 tokens in" in result.output
     assert "10 tokens from" in result.output
-    assert "no such command: /nonsense" in result.output
+    assert result.output.count("/save FILE, /load FILE, /reset, /quit") == 2
+    assert "forgotten" in result.output
     assert "there is nothing to save yet" in result.output
     assert "/save needs the name of a file" in result.output
     assert "path must be a file with a saved state, got 'nowhere'" in result.output
@@ -108,16 +115,20 @@ def test_chat(run, saved, tmp_path):
 
 def test_chat_with_a_template(run, saved, tmp_path):
     directory, _, tokenizer = saved
-    turn = "{% if m.role == 'user' %}u: {{ m.content }}{% else %}b: {{ m.content }}.{% endif %}"
+    turn = "{% if m.role == 'user' %}u: {{ m.content }}{% else %}b: {{ m.content }}</s>.{% endif %}"
     end = "{% if add_generation_prompt %}b:{% endif %}"
     tokenizer.chat_template = f"<s>be good. {{% for m in messages %}}{turn}{{% endfor %}}{end}"
     tokenizer.save_pretrained(tmp_path)
-    tokenizer.chat_template = None
-    result = run("chat", directory, "--tokenizer", tmp_path, "-n", 4, "--temperature", 0, typed="hi\nyo\n/quit\n")
+    try:
+        ids = turn_tokens(tokenizer, "yo", first=False, last=5)
+        assert ids == tokenizer("</s>.u: yob:")["input_ids"]  # an answer that was cut short is ended
+        assert turn_tokens(tokenizer, "yo", first=False, last=tokenizer.eos_token_id) == ids[1:]
+        assert turn_tokens(tokenizer, "hi", first=True, last=None) == tokenizer("<s>be good. u: hib:")["input_ids"]
+    finally:
+        tokenizer.chat_template = None
+    result = run("chat", directory, "--tokenizer", tmp_path, "-n", 4, "--temperature", 0, typed="hi\n/quit\n")
     assert result.exit_code == 0, result.output
-    first = expected(saved, "<s>be good. u: hib:", 4)
-    assert first in result.output
-    assert expected(saved, f"<s>be good. u: hib:{first}u: yob:", 4) in result.output
+    assert expected(saved, "<s>be good. u: hib:", 4) in result.output
 
 
 def test_mistakes(run, saved, tmp_path):
@@ -129,12 +140,39 @@ def test_mistakes(run, saved, tmp_path):
         (("generate", saved[0], "a", "--dtype", "int8"), "dtype must be one of"),
         (("generate", saved[0], "a", "--state", tmp_path / "no"), "path must be a file with a saved state"),
         (("generate", tmp_path, "a"), str(tmp_path)),
+        (("generate", tmp_path / "nowhere", "a"), "model must be a directory that save_pretrained wrote"),
+        (("generate", saved[0], "a", "--tokenizer", tmp_path), "no tokenizer was found in"),
+        (("generate", saved[0], "a", "--seed", 1), "--seed, --top-k and --top-p have no effect without --temperature"),
         (("chat", saved[0], "--state", tmp_path / "no"), "path must be a file with a saved state"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2, result.output
         assert words in result.output
         assert "Traceback" not in result.output
+
+
+class Llama:
+    """A tokenizer with the ways of Llama's: it begins texts with a token, and drops the space of a first word."""
+
+    bos_token_id, words = 0, ["<s>", "the", "king", "was", "here"]
+
+    def __call__(self, text):
+        return {"input_ids": [0, *(self.words.index(word) for word in text.split())]}
+
+    def decode(self, tokens, skip_special_tokens):
+        return " ".join(self.words[token % 5] for token in tokens if token % 5)
+
+
+def test_text_goes_on_from_text():
+    model, words = tiny("temporal-swila", vocab_size=5, eos_token_id=None), Llama()
+    whole = generate(model, "the king was", words, max_new_tokens=6)
+    state = prefill(model, "the king", words)
+    assert state.tokens == [3]
+    rest = generate(model, "was", words, state=state, max_new_tokens=6, return_state=True)
+    assert rest.tokens == whole.tokens
+    assert rest.state.tokens == [10]
+    together = words.decode(words("the king was")["input_ids"] + whole.tokens[0], skip_special_tokens=True)
+    assert "the king was" + whole.texts[0] == together
 
 
 def test_bench_generate(run, tmp_path):

@@ -156,6 +156,9 @@ def test_streaming(model):
     listener = Listener()
     out = generate(model, prompts(), max_new_tokens=4, stop=(), streamer=listener)
     assert torch.tensor(listener.got[1:]).T.tolist() == out.tokens
+    seen = []
+    generate(model, prompts(), max_new_tokens=4, stop=(), streamer=lambda step: seen.append(step.tolist()))
+    assert torch.tensor(seen).T.tolist() == out.tokens
 
 
 def test_kinds_of_prompts():
@@ -280,6 +283,26 @@ def test_what_a_tokenizer_returns():
     assert generate(model, [6], max_new_tokens=4, stop=numpy.int64(expected[1][1])).stopped == [True]
 
 
+def test_nothing_new_is_the_prompt_alone():
+    model = tiny("hybrid-gdn")
+    out = generate(model, prompts(), max_new_tokens=0, return_state=True)
+    assert out.tokens == [[]] * 4
+    assert out.stopped == [False] * 4
+    assert torch.equal(out.state.hidden, prefill(model, prompts()).hidden)
+
+
+def test_states_of_other_models_are_refused():
+    state = prefill(tiny("temporal-swila"), [1, 2])
+    assert repr(state).startswith("GenerationState(1 rows, tokens=[2], 0.")
+    with pytest.raises(ValueError, match="state is the state of another architecture: its layers are 4 x swila"):
+        generate(tiny("hybrid-temporal-swila"), [3], state=state)
+    with pytest.raises(ValueError, match="state is the state of another architecture"):
+        generate(tiny("gdn"), state=state)
+    narrow = tiny("temporal-swila", hidden_size=64, mixer_options={"head_dim": 16})
+    with pytest.raises(ValueError, match="state is the state of a model of width 128, and this one's is 64"):
+        prefill(narrow, [3], state=state)
+
+
 def test_release():
     model = tiny("swila")
     generate(model, [1], max_new_tokens=1)
@@ -305,7 +328,9 @@ def test_room_is_at_most_an_eighth_too_large():
         ({"prompts": torch.zeros(1, 3)}, r"prompts must be text, token ids \[T\] or \[B, T\], .* got \[0.0"),
         ({"prompts": 3}, "prompts must be text, token ids, or a list of them, got int"),
         ({"prompts": [[[1]]]}, r"prompts must be text, token ids \[T\] or \[B, T\]"),
-        ({"prompts": [[1]], "max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"prompts": [[1]], "max_new_tokens": -1}, "max_new_tokens must be 0 or more, got -1"),
+        ({"prompts": [[1]], "stop": "end"}, "stop must be token ids, got 'end'; for text, use model.generate"),
+        ({"prompts": [[1]], "streamer": 3}, "streamer must have put and end, as transformers' have, or be a function"),
         ({"prompts": [[1]], "temperature": -1.0}, "temperature must be 0"),
         ({"prompts": [[1]], "top_p": 0.0}, "top_p must be above 0"),
         ({"prompts": [[1]], "top_k": 0}, "top_k must be at least 1"),
@@ -320,6 +345,8 @@ def test_models_that_cannot_be_stepped_through():
     model = tiny("swila")
     with pytest.raises(ValueError, match="model must be a SwiLAForCausalLM, got SwiLAModel"):
         generate(model.model, [1])
+    with pytest.raises(ValueError, match=r"got OptimizedModule; pass the model itself, and compile=True"):
+        generate(torch.compile(model), [1])
     model.model.layers[1].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="model must have no forward hooks on blocks or mixers"):
         generate(model, [1])

@@ -220,6 +220,11 @@ def test_register_mixer(monkeypatch):
 
     register_mixer("mine", Mine)
     assert type(make_mixer("mine", 16)) is Mine
+    with pytest.raises(ValueError, match="mixer must be a subclass of SequenceMixer, got"):
+        register_mixer("theirs", torch.nn.Linear)
+    short = type("Short", (Mine,), {"state_size": lambda self: 3})
+    with pytest.raises(ValueError, match=r"state_size must take \(self, length\), got \(self\)"):
+        register_mixer("short", short)
     with pytest.raises(ValueError, match="name must be new, got 'kda', which is KimiDeltaAttention"):
         register_mixer("kda", Mine)
 

@@ -267,6 +267,14 @@ def test_mistakes_in_a_call(given, message, monkeypatch):
         tiny("swila")(**here)
 
 
+def test_slips_among_keywords_are_errors():
+    model = tiny("swila")
+    for slip, meant in (("cu_seqlen", "cu_seqlens"), ("attention_masks", "attention_mask")):
+        with pytest.raises(TypeError, match=f"no argument '{slip}'; did you mean '{meant}'"):
+            model(tokens(1, 4), **{slip: None})
+    model(tokens(1, 4), cache_position=torch.arange(4))  # what other models need is no error
+
+
 def test_cache_says_what_it_cannot():
     with pytest.raises(ValueError, match="cannot be rolled back"):
         Cache().crop(3)

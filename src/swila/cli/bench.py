@@ -128,7 +128,7 @@ def generation(
     device: Annotated[str | None, typer.Option(help="Default: cuda if there is one, else cpu.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights. Default: bfloat16 on a GPU, else float32.")] = None,
     compiled: Annotated[bool, typer.Option("--compiled/--not-compiled", help="Time the compiled way too.")] = True,
-    long: Annotated[int, typer.Option(help="Also read one text of so many tokens, and keep its state in a file.")] = 0,
+    long: Annotated[int, typer.Option(help="Let the last model read a text of so many tokens; 0 for none.")] = 0,
     repeats: Annotated[int, typer.Option(help="Turns; times are medians.", min=1)] = 3,
     out: Annotated[Path | None, typer.Option(help="JSON file. Default: runs/bench/generate-DEVICE.json")] = None,
 ) -> None:
@@ -167,13 +167,14 @@ def generation(
             )
             status.update("reading a long text")
             text = read_long_text(names[-1], long, where, parse_dtype(kind)) if long else None
-    title = f"prompts of {prompt} tokens, {new} new ones, {kind}, {where}; ms"
+    title = f"prompts of {prompt} tokens, {new} new ones, {kind}, {where}: ms to read, and per token"
+    ways = [way for way in WAYS if compiled or way != WAYS[1]]
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("model", header_style="bold", no_wrap=True)
-    for heading in ("batch", "prompt", *(f"token: {way}" for way in WAYS)):
-        table.add_column(heading, header_style="bold", justify="right")
+    for heading in ("batch", "prompt", *ways):
+        table.add_column(heading.removeprefix("swila, "), header_style="bold", justify="right", no_wrap=True)
     for row in timings:
-        times = (f"{row.token_ms[way]:.2f}" if way in row.token_ms else "-" for way in WAYS)
+        times = (f"{row.token_ms[way]:.2f}" for way in ways)
         table.add_row(row.model, str(row.batch), f"{row.prefill_ms:.0f}", *times)
     console.print(table)
     for name, reason in wrong.items():

@@ -24,6 +24,7 @@ def models(
     from swila.models.language.presets import SIZES
 
     with one_line_errors():
+        size = None if size is None else size.lower()
         if size is not None and size not in SIZES:
             raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
     console = Console()
@@ -34,7 +35,7 @@ def models(
         title = f"\n{name}, {skeleton.summary}: {depth} layers, width {width}"
         table = Table(title=title, title_justify="left", box=None)
         table.add_column("name", header_style="bold", no_wrap=True)
-        for heading in ("parameters", "feed-forward", "state", "KV per token"):
+        for heading in ("parameters", "feed-forward", "state", "KV/token"):
             table.add_column(heading, header_style="bold", justify="right", no_wrap=True)
         for architecture, inner in skeleton.widths.items():
             found = describe(f"{architecture}-{name}")

@@ -56,6 +56,7 @@ def parse_dtype(text: str) -> torch.dtype:
     """A dtype by its name in torch."""
     import torch
 
+    text = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}.get(text, text)
     if text not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {text!r}")
     return getattr(torch, text)

@@ -63,46 +63,53 @@ def generate(
         model: a :class:`swila.SwiLAForCausalLM`.
         prompts: text, token ids, or a list of them; None to go on from ``state`` as it is.
         tokenizer: for text, in and out.
-        max_new_tokens: at most so many for each prompt.
+        max_new_tokens: at most so many for each prompt; 0 only reads.
         temperature: 0 for the likeliest token; else to draw with.
         top_k: draw among the k likeliest.
         top_p: draw among the likeliest that together have this probability.
-        seed: of the draws; None takes one from torch's own generator.
+        seed: of the draws, which also depend on how many rows there are; None takes one from torch's own generator.
         stop: token ids that end a text; by default the model's ``eos_token_id``, ``()`` for none.
         state: to go on from: what :func:`swila.prefill` or an earlier call returned, or was read from a file. It is
             left as it is; one of a single row serves many prompts.
         return_state: whether to return the state after the last token.
-        streamer: gets the tokens of every step as they come, in transformers' protocol (``TextStreamer`` and its like).
+        streamer: gets the tokens ``[B]`` of every step as they come: one of transformers' (``TextStreamer`` and its
+            like), or a function.
         compile: whether the step goes through ``torch.compile``: takes a while the first time, and is faster after it.
         progress: of reading the prompt; see :func:`swila.prefill`.
     """
     check_model(model)
     sampling = Sampling(temperature, top_k, top_p)
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be 0 or more, got {max_new_tokens}")
+    put = streamer if streamer is None or not hasattr(streamer, "put") else streamer.put
+    if put is not None and not callable(put):
+        raise ValueError(f"streamer must have put and end, as transformers' have, or be a function, got {streamer!r}")
     parts = [part for layer in model.model.layers for part in (layer, layer.mixer)]
     if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
         raise ValueError(
             "model must have no forward hooks on blocks or mixers, which decoding does not call; use model.generate"
         )
-    rows = [[]] if prompts is None else as_tokens(prompts, tokenizer)
+    rows = [[]] if prompts is None else as_tokens(prompts, tokenizer, state is not None)
     with evaluating(model):
         if prompts is not None:
             state = prefill(model, rows, None, state, progress=progress)
         elif state is None:
             raise ValueError("prompts or state must be given: there is nothing to go on from")
+        state.check_fits(model)
         ends = stop_tokens(model, stop)
+        if max_new_tokens == 0:
+            nothing: list[list[int]] = [[] for _ in state.tokens]
+            texts = None if tokenizer is None else [""] * len(state)
+            return Generation(nothing, texts, [False] * len(state), state if return_state else None)
         decoder = _decoder(model, state, max_new_tokens, sampling, ends, compile)
         decoder.load(state, int(torch.randint(2**62, (), device="cpu")) if seed is None else seed)
-        watch = None
-        if streamer is not None:  # which takes the first for the prompt
+        if put is not None and put is not streamer:  # transformers' take the first for the prompt
             read = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows * (len(state) // len(rows))]
-            streamer.put(pad_sequence(read, batch_first=True))
-            watch = streamer.put
+            put(pad_sequence(read, batch_first=True))
         try:
-            decoder.run(max_new_tokens, watch)
+            decoder.run(max_new_tokens, put)
         finally:
-            if streamer is not None:
+            if hasattr(streamer, "end"):
                 streamer.end()
         tokens = [_up_to_stop(row, ends) for row in decoder.tokens[:max_new_tokens].mT.tolist()]
         read_by_now = [a + len(b) for a, b in zip(state.tokens, tokens, strict=True)]
@@ -110,10 +117,24 @@ def generate(
         _decoders[model] = decoder  # for the next call
     return Generation(
         tokens,
-        None if tokenizer is None else [tokenizer.decode(row, skip_special_tokens=True) for row in tokens],
+        None
+        if tokenizer is None
+        else [_text(tokenizer, *row) for row in zip(_ends(rows, tokens), tokens, strict=True)],
         [bool(row) and row[-1] in ends for row in tokens],
         after,
     )
+
+
+def _ends(rows: list[list[int]], tokens: list[list[int]]) -> list[list[int]]:
+    """The last tokens before the new ones, as far as they are known."""
+    return [row[-8:] for row in rows] if len(rows) == len(tokens) else [[] for _ in tokens]
+
+
+def _text(tokenizer: Any, before: list[int], tokens: list[int]) -> str:
+    """The text of the tokens as it follows what was before: a tokenizer may drop the space of a first word."""
+    head = tokenizer.decode(before, skip_special_tokens=True)
+    whole = tokenizer.decode(before + tokens, skip_special_tokens=True)
+    return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def release(model: Any) -> None:
@@ -121,7 +142,7 @@ def release(model: Any) -> None:
     _decoders.pop(model, None)
 
 
-def stop_tokens(model: Any, stop: int | Sequence[int] | None) -> tuple[int, ...]:
+def stop_tokens(model: Any, stop: int | Sequence[int] | None = None) -> tuple[int, ...]:
     """The tokens that end a text, as given or as the model's configuration says."""
     if stop is None:
         generation = getattr(model, "generation_config", None)
@@ -129,6 +150,8 @@ def stop_tokens(model: Any, stop: int | Sequence[int] | None) -> tuple[int, ...]
         stop = model.config.eos_token_id if stop is None else stop
     if stop is None:
         return ()
+    if isinstance(stop, str) or (isinstance(stop, Sequence) and any(isinstance(token, str) for token in stop)):
+        raise ValueError(f"stop must be token ids, got {stop!r}; for text, use model.generate(stop_strings=...)")
     return tuple(map(operator.index, stop)) if isinstance(stop, Sequence) else (operator.index(stop),)
 
 

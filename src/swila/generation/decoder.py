@@ -93,7 +93,7 @@ class Decoder:
         cache = Cache()
         for i, (layer, state) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
             cache.update(**layer.mixer.cached_state(state), layer_idx=i, offset=max(tokens))
-        return GenerationState(cache, self.hidden.clone(), tokens)
+        return GenerationState(cache, self.hidden.clone(), self.model.config.layer_mixers, tokens)
 
     @torch.no_grad()
     def run(self, steps: int, watch: Callable[[Tensor], None] | None = None) -> None:

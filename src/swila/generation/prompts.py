@@ -19,8 +19,8 @@ _GPU = threading.RLock()  # a graph cannot be captured while another thread is a
 AT_ONCE = {True: 4096, False: 16384}  # tokens of a row at a time, with and without layers that attend to all of them
 
 
-def as_tokens(prompts: Prompts, tokenizer: Any) -> list[list[int]]:
-    """Prompts of any kind as lists of token ids."""
+def as_tokens(prompts: Prompts, tokenizer: Any, goes_on: bool = False) -> list[list[int]]:
+    """Prompts of any kind as lists of token ids; a text that ``goes_on`` from another does not begin anew."""
     if isinstance(prompts, Mapping):  # what a tokenizer returns
         rows = as_tokens(prompts["input_ids"], None)
         masks = (
@@ -35,14 +35,16 @@ def as_tokens(prompts: Prompts, tokenizer: Any) -> list[list[int]]:
         raise ValueError(f"prompts must be text, token ids, or a list of them, got {type(prompts).__name__}")
     if not given:
         raise ValueError("prompts must hold at least one, got none")
-    return [_row(row, tokenizer) for row in given]
+    return [_row(row, tokenizer, goes_on) for row in given]
 
 
-def _row(prompt: Any, tokenizer: Any) -> list[int]:
+def _row(prompt: Any, tokenizer: Any, goes_on: bool) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("tokenizer must be given for prompts that are text; or pass token ids")
-        return list(tokenizer(prompt)["input_ids"])
+        tokens = list(tokenizer(prompt)["input_ids"])
+        begins = getattr(tokenizer, "bos_token_id", None)
+        return tokens[1:] if goes_on and begins is not None and tokens[:1] == [begins] else tokens
     row = _plain(prompt)
     if not isinstance(row, list) or not all(isinstance(token, int) for token in row):
         raise ValueError(f"prompts must be text, token ids [T] or [B, T], or a list of them, got {prompt!r}"[:300])
@@ -78,7 +80,8 @@ def check_model(model: Any) -> None:
     from swila.models import SwiLAForCausalLM
 
     if not isinstance(model, SwiLAForCausalLM):
-        raise ValueError(f"model must be a SwiLAForCausalLM, got {type(model).__name__}")
+        compiled = "; pass the model itself, and compile=True" if hasattr(model, "_orig_mod") else ""
+        raise ValueError(f"model must be a SwiLAForCausalLM, got {type(model).__name__}{compiled}")
 
 
 @torch.no_grad()
@@ -99,12 +102,15 @@ def prefill(
         model: a :class:`swila.SwiLAForCausalLM`.
         prompts: text, token ids, or a list of them; of any lengths.
         tokenizer: for text.
-        state: to go on from; it is left as it is. A state of one row is read on by every prompt.
+        state: to go on from; it is left as it is. A state of one row is read on by every prompt. Text that goes on from
+            a state gets no token for the beginning of a text.
         chunk_size: tokens of each row at a time; by default 16,384, or 4,096 for models with attention.
         progress: called with the tokens of the longest prompt that are read, and all of them.
     """
     check_model(model)
-    rows = as_tokens(prompts, tokenizer)
+    rows = as_tokens(prompts, tokenizer, state is not None)
+    if state is not None:
+        state.check_fits(model)
     if chunk_size is None:
         chunk_size = AT_ONCE[model.model.attends]
     if chunk_size < 1:
@@ -136,4 +142,6 @@ def prefill(
                 progress(min(start + chunk_size, longest), longest)
     assert hidden is not None
     before = [0] * len(rows) if state is None else state.tokens
-    return GenerationState(cache, hidden, [a + b for a, b in zip(before, lengths, strict=True)])
+    return GenerationState(
+        cache, hidden, model.config.layer_mixers, [a + b for a, b in zip(before, lengths, strict=True)]
+    )

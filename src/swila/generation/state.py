@@ -19,19 +19,24 @@ from swila.ops import SwitchingState
 FORMAT = "swila-state-1"
 
 
-@dataclass
+@dataclass(repr=False)
 class GenerationState:
     """What a model has read so far: a few megabytes for any length of text, if its layers are recurrent.
 
     Attributes:
         cache: what the layers carry.
         hidden: the last hidden states ``[B, hidden_size]``, from which the next tokens follow.
+        layers: the mixers of the model it belongs to.
         tokens: how many tokens of each row have been read.
     """
 
     cache: Cache
     hidden: Tensor
+    layers: list[str]
     tokens: list[int]
+
+    def __repr__(self) -> str:
+        return f"GenerationState({len(self)} rows, tokens={self.tokens}, {self.num_bytes() / 1e6:.2f} MB)"
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -41,7 +46,20 @@ class GenerationState:
         indices = range(len(self))[rows] if isinstance(rows, slice) else [rows] if isinstance(rows, int) else rows
         places = [range(len(self))[i] for i in indices]
         index = torch.tensor(places, device=self.hidden.device)
-        return GenerationState(self.cache.batch_select(index), self.hidden[index], [self.tokens[i] for i in places])
+        cache, hidden = self.cache.batch_select(index), self.hidden[index]
+        return GenerationState(cache, hidden, self.layers, [self.tokens[i] for i in places])
+
+    def check_fits(self, model: Any, name: str = "state") -> None:
+        """Raise ValueError unless the model has the layers this is a state of."""
+        mine, its = self.layers, model.config.layer_mixers
+        if mine != its:
+            raise ValueError(
+                f"{name} is the state of another architecture: its layers are {_briefly(mine)}, the model's are "
+                f"{_briefly(its)}; take the model it was made with"
+            )
+        if self.hidden.shape[1] != model.config.hidden_size:
+            width, its_width = self.hidden.shape[1], model.config.hidden_size
+            raise ValueError(f"{name} is the state of a model of width {width}, and this one's is {its_width}")
 
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """Of all tensors, in order."""
@@ -59,7 +77,8 @@ class GenerationState:
             "format": FORMAT,
             "swila": __version__,
             "tokens": json.dumps(self.tokens),
-            "layers": json.dumps(model.config.layer_mixers),
+            "layers": json.dumps(self.layers),
+            "dtype": str(model.dtype).removeprefix("torch."),
             "weights": weights_fingerprint(model),
         }
         path = Path(path)
@@ -92,21 +111,22 @@ class GenerationState:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{path} is not a saved state of this version: format must be {FORMAT!r}, "
                              f"got {metadata.get('format')!r}")  # fmt: skip
-        layers = json.loads(metadata["layers"])
-        if layers != model.config.layer_mixers:
-            raise ValueError(
-                f"{path} is the state of another architecture: its layers are {_briefly(layers)}, the model's are "
-                f"{_briefly(model.config.layer_mixers)}; load the model it was made with"
-            )
+        state = _unflatten(tensors, json.loads(metadata["layers"]), json.loads(metadata["tokens"]))
+        state.check_fits(model, str(path))
+        mine, its = metadata["dtype"], str(model.dtype).removeprefix("torch.")
+        if check and mine != its:
+            raise ValueError(f"{path} was made in {mine}, and the model is in {its}: load that in {mine}")
         if check and metadata["weights"] != weights_fingerprint(model):
             raise ValueError(
-                f"{path} was made with other weights (or in another dtype) than the model's, which would read "
-                "it as noise; load the model it was made with, or pass check=False"
+                f"{path} was made with other weights than the model's, which would read it as noise; load the model it "
+                "was made with, or pass check=False"
             )
+        if mine == its:
+            return state
         for name, t in tensors.items():  # what is in the dtype of the weights; the recurrence has its own
-            if t.is_floating_point() and "recurrent_state" not in name and t.dtype == tensors["hidden"].dtype:
+            if "recurrent_state" not in name and t.dtype == state.hidden.dtype:
                 tensors[name] = t.to(model.dtype)
-        return _unflatten(tensors, json.loads(metadata["tokens"]))
+        return _unflatten(tensors, state.layers, state.tokens)
 
 
 def weights_fingerprint(model: Any) -> str:
@@ -133,7 +153,18 @@ def _flatten(state: GenerationState) -> dict[str, Tensor]:
     return found
 
 
-def _unflatten(tensors: dict[str, Tensor], tokens: list[int]) -> GenerationState:
+def saved_dtype(path: str | Path) -> str | None:
+    """The dtype a saved state was made in, or None if the file does not say."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            return (file.metadata() or {}).get("dtype")
+    except (SafetensorError, OSError):
+        return None
+
+
+def _unflatten(tensors: dict[str, Tensor], layers: list[str], tokens: list[int]) -> GenerationState:
     parts: dict[int, dict[str, dict[str, Tensor]]] = {}
     for name, t in tensors.items():
         if name.startswith("layers."):
@@ -150,4 +181,4 @@ def _unflatten(tensors: dict[str, Tensor], tokens: list[int]) -> GenerationState
             else:
                 state["attn_state"] = tuple(entries[str(n)] for n in range(len(entries)))
         cache.update(**state, layer_idx=i, offset=max(tokens))
-    return GenerationState(cache, tensors["hidden"], tokens)
+    return GenerationState(cache, tensors["hidden"], layers, tokens)

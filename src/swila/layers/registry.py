@@ -24,6 +24,13 @@ MIXERS: dict[str, type[SequenceMixer]] = {
 
 def register_mixer(name: str, mixer: type[SequenceMixer]) -> None:
     """Make a layer known by name, to models and experiments."""
+    if not (isinstance(mixer, type) and issubclass(mixer, SequenceMixer)):
+        raise ValueError(f"mixer must be a subclass of SequenceMixer, got {mixer!r}")
+    for method in ("mix", "state_size"):
+        wanted = list(inspect.signature(getattr(SequenceMixer, method)).parameters)
+        found = list(inspect.signature(getattr(mixer, method)).parameters)
+        if len(found) < len(wanted):
+            raise ValueError(f"{method} must take ({', '.join(wanted)}), got ({', '.join(found)})")
     if name in MIXERS and MIXERS[name] is not mixer:
         raise ValueError(f"name must be new, got {name!r}, which is {MIXERS[name].__name__}")
     MIXERS[name] = mixer

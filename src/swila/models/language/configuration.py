@@ -118,6 +118,8 @@ class SwiLAConfig(PreTrainedConfig):
         ``swila models`` lists them. ``mixer_options`` are added to those of the preset.
         """
         fields = get_preset(name, changes.get("num_hidden_layers"))
+        if "mixer" in changes:
+            fields.pop("mixer_options")
         if "mixer_options" in changes and "mixer" not in changes:
             options, added = fields["mixer_options"], changes.pop("mixer_options")
             flat = {key: value for key, value in added.items() if key not in options}
@@ -163,7 +165,7 @@ class SwiLAConfig(PreTrainedConfig):
             try:
                 with torch.device("meta"):
                     make_mixer(name, self.hidden_size, **options)
-            except (ValueError, TypeError) as error:
+            except ValueError as error:
                 raise ValueError(f"mixer_options of {name!r}: {error}") from None
 
     def _check_mixers(self) -> None:

@@ -26,21 +26,22 @@ A causal language model with {layers}.
 |---|---:|
 | parameters | {parameters:,} |
 | layers, width, vocabulary | {config.num_hidden_layers}, {config.hidden_size}, {config.vocab_size:,} |
-| recurrent state | {state:,} scalars ({megabytes:.1f} MB in float32), for any length of text |
+| recurrent state | {state:,} scalars ({megabytes:.2f} MB in float32), for any length of text |
 | kept of every token | {cache:,} scalars |
 
 ```python
 import swila  # makes the architecture known to transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("PATH")  # the path or name of this model
+tokenizer = AutoTokenizer.from_pretrained("PATH")  # if it was saved with it
 inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+print(swila.generate(model, "Once upon a time", tokenizer, max_new_tokens=50).texts[0])  # much faster on a GPU
 ```
 
-`pip install 'swila[hf]'` installs what it needs; `swila chat {name}` talks to it, and `swila.generate` is the fast way
-to generate on a GPU. Saved with swila {version}.
+`pip install 'swila[cli,hf]'` installs what it needs; `swila generate PATH "Once upon a time"` and `swila chat PATH` are
+the same on the command line. Saved with swila {version}.
 
 Training data, intended use and evaluation: to be written by who trained it.
 """
@@ -73,13 +74,12 @@ def write_model_card(model: SwiLAPreTrainedModel, directory: Any) -> None:
         CARD.format(
             tags="\n- ".join(dict.fromkeys(["swila", *counts])),
             title=model_title(config),
-            layers=" and ".join(f"{count} layers of `{name}`" for name, count in counts.items()),
+            layers=" and ".join(f"{n} {'layer' if n == 1 else 'layers'} of `{name}`" for name, n in counts.items()),
             parameters=model.num_parameters(),
             config=config,
             state=state,
             megabytes=4 * state / 1e6,
             cache=cache,
-            name=Path(directory).resolve().name,
             version=__version__,
         )
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +160,7 @@ class SwiLAModel(SwiLAPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids or inputs_embeds must be given, one of the two")
+        _check_keywords(kwargs)
         if kwargs.get("output_attentions"):
             raise ValueError("output_attentions must be False: recurrent layers form no attention matrix")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -272,15 +275,15 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         their own from the logits must add :func:`swila.layers.collect_auxiliary_loss`.
 
         Args:
-            input_ids: tokens ``[B, T]``.
-            attention_mask: as for :class:`SwiLAModel`, and so are
-            position_ids: these,
-            past_key_values: this,
-            inputs_embeds: these,
-            use_cache: this,
-            output_hidden_states: this,
-            return_dict: this and
-            cu_seqlens: these.
+            input_ids: tokens ``[B, T]``; this and what follows as for :class:`SwiLAModel`.
+            attention_mask: 1 for a token and 0 for padding, ``[B, T]`` or that of the whole text so far.
+            position_ids: places in the text ``[B, T]``; a sequence begins where they are 0.
+            past_key_values: the cache of the tokens before these; it is updated.
+            inputs_embeds: embedded tokens ``[B, T, hidden_size]``, instead of ``input_ids``.
+            use_cache: whether to return a cache.
+            output_hidden_states: whether to return what each block gets and the result.
+            return_dict: False for a tuple.
+            cu_seqlens: bounds of packed sequences, int ``[N + 1]``; then B must be 1.
             labels: the tokens again ``[B, T]``, -100 where nothing is to be learnt; each is predicted from those before
                 it, in its own sequence.
             logits_to_keep: how many of the last places have logits (0: all), or which (a tensor of indices).
@@ -375,6 +378,17 @@ def _compiled_step(*args: Any) -> Tensor:
 @functools.cache
 def _compiled_block_step() -> Callable[..., Tensor]:
     return torch.compile(SwiLABlock.step, fullgraph=True)
+
+
+def _check_keywords(others: dict[str, Any]) -> None:
+    """Raise TypeError for what looks like a slip; transformers' tools pass keywords that other models need."""
+    if not others or torch.compiler.is_compiling():
+        return
+    ours = list(inspect.signature(SwiLAForCausalLM.forward).parameters)[1:-1]
+    for name in others:
+        close = difflib.get_close_matches(name, ours, 1, 0.9)
+        if close and name not in ours:
+            raise TypeError(f"forward() has no argument {name!r}; did you mean {close[0]!r}?")
 
 
 def _bounds(cu_seqlens: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
