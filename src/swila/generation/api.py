@@ -103,8 +103,9 @@ def generate(
             return Generation(nothing, texts, [False] * len(state), state if return_state else None)
         decoder = _decoder(model, state, max_new_tokens, sampling, ends, compile)
         decoder.load(state, int(torch.randint(2**62, (), device="cpu")) if seed is None else seed)
+        before, state = state.tokens, None  # the decoder has a copy of the rest
         if put is not None and put is not streamer:  # transformers' take the first for the prompt
-            read = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows * (len(state) // len(rows))]
+            read = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows * (len(before) // len(rows))]
             put(pad_sequence(read, batch_first=True))
         try:
             decoder.run(max_new_tokens, put)
@@ -112,7 +113,7 @@ def generate(
             if hasattr(streamer, "end"):
                 streamer.end()
         tokens = [_up_to_stop(row, ends) for row in decoder.tokens[:max_new_tokens].mT.tolist()]
-        read_by_now = [a + len(b) for a, b in zip(state.tokens, tokens, strict=True)]
+        read_by_now = [a + len(b) for a, b in zip(before, tokens, strict=True)]
         after = decoder.state(read_by_now) if return_state else None
         _decoders[model] = decoder  # for the next call
     return Generation(

@@ -79,8 +79,9 @@ class Decoder:
 
     def load(self, state: GenerationState, seed: int) -> None:
         """Take a state and a seed to begin with."""
-        fresh = self.model.model.decoding_states(state.cache, self.layout.capacity)
-        map_tensors(lambda old, new: old.copy_(new), tuple(self.states), tuple(fresh))
+        for i, (layer, mine) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
+            given = layer.mixer.decoding_state(state.cache[i], self.layout.capacity)  # one layer's at a time
+            map_tensors(lambda old, new: old.copy_(new), mine, given)
         self.hidden.copy_(state.hidden)
         self.tokens.fill_(self.layout.pad)
         self.at.zero_()
