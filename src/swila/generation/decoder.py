@@ -127,9 +127,10 @@ class Decoder:
         if self.device.type != "cuda":
             self._decode(bound)
             return
-        if bound not in self.graphs:
-            self._capture(bound)
-        self.graphs[bound].replay()
+        with torch.cuda.device(self.device):
+            if bound not in self.graphs:
+                self._capture(bound)
+            self.graphs[bound].replay()
 
     def _decode(self, bound: int) -> None:
         logits = self.model.lm_head(self.hidden).float()
@@ -156,17 +157,22 @@ class Decoder:
         """Record a step. What warms up and is recorded runs with every row done, which leaves all states alone."""
         kept = self.done.clone(), self.at.clone(), self.tokens.clone(), self.generator.get_state()
         self.done.fill_(True)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self.at.zero_()
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # weights in its cache would be gone when the graph is replayed
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self.at.zero_()
+                    self._decode(bound)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.generator)
+            with torch.cuda.graph(graph):
                 self._decode(bound)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph):
-            self._decode(bound)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
         self.graphs[bound] = graph
         self.done.copy_(kept[0])
         self.at.copy_(kept[1])
