@@ -97,7 +97,7 @@ def generation_table(record: dict[str, Any]) -> str:
     """Markdown for results of ``swila bench generate``: the time of a token, and how many times less it is."""
     ways = list(record["timings"][0]["token_ms"])
     lines = [
-        "| model | batch | prompt ms | " + " | ".join(f"token ms, {way}" for way in ways) + " | times faster |",
+        "| model | batch | prompt | " + " | ".join(way.removeprefix("swila, ") for way in ways) + " | times faster |",
         "|---|---:|---:|" + "---:|" * (len(ways) + 1),
     ]
     for row in record["timings"]:
@@ -111,7 +111,8 @@ def generation_table(record: dict[str, Any]) -> str:
     assert text["same"]
     lines += [
         "",
-        f"Random weights in {record['dtype']}, prompts of {record['prompt']:,} tokens, {record['new']} new ones, "
+        f"Milliseconds to read the prompts, then for each token. Random weights in {record['dtype']}, prompts of "
+        f"{record['prompt']:,} tokens, {record['new']} new ones, "
         f"medians of {record['repeats']} turns; times faster is the best of the two ways over transformers' own loop, "
         f"on the same model. {text['model']} read a text of {text['tokens']:,} tokens in {text['read_s']:.1f} s; its "
         f"state was saved to a file of {text['file_bytes'] / 1e6:.1f} MB, and continued from the file bit for bit. "
