@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from language_models import tiny
 from swila import generate, prefill
 from swila.cli.app import app
-from swila.cli.generate import turn_tokens
+from swila.cli.chat import turn_tokens
 from swila.models.language.presets import preset_names
 
 

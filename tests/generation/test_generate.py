@@ -238,7 +238,7 @@ class Average(SequenceMixer):
         return self.hidden_size
 
 
-def test_a_mixer_that_only_knows_how_to_mix(monkeypatch):
+def test_a_mixer_that_only_knows_how_to_mix(monkeypatch, tmp_path):
     monkeypatch.setitem(MIXERS, "average", Average)
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.1}
@@ -247,6 +247,12 @@ def test_a_mixer_that_only_knows_how_to_mix(monkeypatch):
     assert generate(model, [3, 4, 5], max_new_tokens=12, stop=()).tokens == [free]
     out = generate(model, [3, 4, 5], max_new_tokens=12, stop=free[6], return_state=True)
     assert_close(out.state.hidden, prefill(model, [3, 4, 5, *out.tokens[0]]).hidden, **tolerance())
+    out.state.save(tmp_path / "state", model)
+    loaded = GenerationState.load(tmp_path / "state", model)
+    assert (
+        generate(model, state=loaded, max_new_tokens=4).tokens
+        == generate(model, state=out.state, max_new_tokens=4).tokens
+    )
 
 
 @pytest.mark.parametrize("name", ["hybrid-gdn", "temporal-swila"])

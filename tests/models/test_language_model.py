@@ -145,8 +145,11 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_training_never_holds_all_logits():
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "wrapped"])
+def test_training_never_holds_all_logits(plain):
     model = tiny("swila", vocab_size=3000, loss_chunk_size=8).train()
+    if not plain:
+        model.lm_head = torch.nn.Sequential(model.lm_head)
     ids = torch.randint(3000, (2, 64))
     with Largest() as largest:
         model(ids, labels=ids).loss.backward()

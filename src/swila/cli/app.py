@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from swila.cli.bench import bench
+from swila.cli.chat import chat
 from swila.cli.demo import demo
 from swila.cli.doctor import doctor
-from swila.cli.generate import chat, generate
+from swila.cli.generate import generate
 from swila.cli.info import info
 from swila.cli.models import models
 from swila.cli.run import run

@@ -12,7 +12,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, Layout, rounded_up
-from swila.generation.prompts import Prompts, as_tokens, check_model, evaluating, prefill
+from swila.generation.guard import check_model, evaluating
+from swila.generation.prompts import Prompts, as_tokens, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
 
@@ -170,7 +171,7 @@ def _decoder(
     if known is not None and known.fits(layout):
         return known
     del known  # its memory, before there is more
-    return Decoder(model, layout, state)
+    return Decoder(model, layout)
 
 
 def _up_to_stop(tokens: list[int], stop: tuple[int, ...]) -> list[int]:

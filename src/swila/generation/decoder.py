@@ -51,14 +51,13 @@ class Layout(NamedTuple):
 class Decoder:
     """Buffers, and on a GPU graphs, for one model and layout; to be used again and again."""
 
-    @torch.inference_mode(False)  # else they could not be written to outside of it
-    def __init__(self, model: Any, layout: Layout, state: GenerationState) -> None:
+    @torch.inference_mode(False)  # else buffers could not be written to outside of it
+    def __init__(self, model: Any, layout: Layout) -> None:
         self._model = weakref.ref(model)  # which keeps the decoder, not the other way round
         self.layout, self.device = layout, model.device
         self.attends = layout.capacity > 0
         self.weights = addresses(model)
-        self.states: list[LayerState] = model.model.decoding_states(state.cache, layout.capacity)
-        self.hidden = state.hidden.clone()
+        self.states: list[LayerState] = []  # made by the first load, as is what is hidden
         self.tokens = torch.full((layout.room, layout.rows), layout.pad, device=self.device)
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
         self.done = torch.zeros(layout.rows, dtype=torch.bool, device=self.device)
@@ -79,10 +78,15 @@ class Decoder:
 
     def load(self, state: GenerationState, seed: int) -> None:
         """Take a state and a seed to begin with."""
-        for i, (layer, mine) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
-            given = layer.mixer.decoding_state(state.cache[i], self.layout.capacity)  # one layer's at a time
-            map_tensors(lambda old, new: old.copy_(new), mine, given)
-        self.hidden.copy_(state.hidden)
+        if not self.states:
+            with torch.inference_mode(False):
+                self.states = self.model.model.decoding_states(state.cache, self.layout.capacity)
+                self.hidden = state.hidden.clone()
+        else:
+            for i, (layer, mine) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
+                given = layer.mixer.decoding_state(state.cache[i], self.layout.capacity)  # one layer's at a time
+                map_tensors(lambda old, new: old.copy_(new), mine, given)
+            self.hidden.copy_(state.hidden)
         self.tokens.fill_(self.layout.pad)
         self.at.zero_()
         self.done.zero_()

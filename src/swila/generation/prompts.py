@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from swila.generation.guard import check_model, evaluating
 from swila.generation.state import GenerationState
 from swila.layers import Cache
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | Mapping[str, Any]
 
-_GPU = threading.RLock()  # a graph cannot be captured while another thread is at work on the device
 AT_ONCE = {True: 4096, False: 16384}  # tokens of a row at a time, with and without layers that attend to all of them
 
 
@@ -56,32 +54,6 @@ def _plain(x: Any) -> Any:
     if hasattr(x, "tolist"):
         return x.tolist()
     return list(x) if isinstance(x, Sequence) and not isinstance(x, str) else x
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """The model in eval mode and, on a GPU, to ourselves; afterwards every module is as it was.
-
-    One that is in eval mode already is not touched.
-    """
-    with _GPU if model.device.type == "cuda" else nullcontext():
-        modules = [module for module in model.modules() if module.training]
-        if modules:
-            model.eval()
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.training = True
-
-
-def check_model(model: Any) -> None:
-    """Raise ValueError unless this is a model that generation can step through."""
-    from swila.models import SwiLAForCausalLM
-
-    if not isinstance(model, SwiLAForCausalLM):
-        compiled = "; pass the model itself, and compile=True" if hasattr(model, "_orig_mod") else ""
-        raise ValueError(f"model must be a SwiLAForCausalLM, got {type(model).__name__}{compiled}")
 
 
 @torch.no_grad()

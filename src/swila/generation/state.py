@@ -13,7 +13,6 @@ from torch import Tensor
 
 from swila._version import __version__
 from swila.layers import Cache
-from swila.layers.cache import LayerState
 from swila.ops import SwitchingState
 
 FORMAT = "swila-state-1"
@@ -164,6 +163,13 @@ def saved_dtype(path: str | Path) -> str | None:
         return None
 
 
+def _tuple(entries: dict[str, Tensor]) -> SwitchingState | tuple[Tensor, ...]:
+    """What had these entries: numbered ones a plain tuple, named ones a state of our operation."""
+    if "W" in entries:
+        return SwitchingState(**entries)
+    return tuple(entries[str(n)] for n in range(len(entries)))
+
+
 def _unflatten(tensors: dict[str, Tensor], layers: list[str], tokens: list[int]) -> GenerationState:
     parts: dict[int, dict[str, dict[str, Tensor]]] = {}
     for name, t in tensors.items():
@@ -172,13 +178,5 @@ def _unflatten(tensors: dict[str, Tensor], layers: list[str], tokens: list[int])
             parts.setdefault(int(layer), {}).setdefault(part, {})[entry] = t
     cache = Cache()
     for i in sorted(parts):
-        state: LayerState = {}
-        for part, entries in parts[i].items():
-            if part == "recurrent_state":
-                state["recurrent_state"] = SwitchingState(**entries)
-            elif part == "conv_state":
-                state["conv_state"] = tuple(entries[str(n)] for n in range(len(entries)))
-            else:
-                state["attn_state"] = tuple(entries[str(n)] for n in range(len(entries)))
-        cache.update(**state, layer_idx=i, offset=max(tokens))
+        cache.update(**{part: _tuple(entries) for part, entries in parts[i].items()}, layer_idx=i, offset=max(tokens))
     return GenerationState(cache, tensors["hidden"], layers, tokens)

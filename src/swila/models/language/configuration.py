@@ -120,7 +120,7 @@ class SwiLAConfig(PreTrainedConfig):
         fields = get_preset(name, changes.get("num_hidden_layers"))
         if "mixer" in changes:
             fields.pop("mixer_options")
-        if "mixer_options" in changes and "mixer" not in changes:
+        elif "mixer_options" in changes:
             options, added = fields["mixer_options"], changes.pop("mixer_options")
             flat = {key: value for key, value in added.items() if key not in options}
             named = {**added, fields["mixer"]: {**added.get(fields["mixer"], {}), **flat}}

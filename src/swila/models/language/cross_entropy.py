@@ -12,10 +12,13 @@ returns the loss of bfloat16 inputs in bfloat16, to two or three digits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 IGNORE = -100
 LOGIT_BYTES = 256 * 2**20  # of a chunk's logits in float32
@@ -34,11 +37,41 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, chunk_size: 
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if chunk_size is None:
-        chunk_size = max(LOGIT_BYTES // (4 * weight.shape[0]), 1)
+        chunk_size = default_chunk(weight.shape[0])
     gradients = torch.is_grad_enabled()
     return torch.ops.swila.linear_cross_entropy(
         x, weight, target, chunk_size, gradients and x.requires_grad, gradients and weight.requires_grad
     )[0]
+
+
+def chunked_cross_entropy(
+    head: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, chunk_size: int | None, vocabulary: int
+) -> Tensor:
+    """The same for any head, by calling it on a chunk at a time, and again in the backward.
+
+    Args:
+        head: from hidden states to logits.
+        x: what it is given, ``[N, ...]``.
+        target: labels ``[N]``.
+        chunk_size: as above.
+        vocabulary: width of the logits.
+    """
+
+    def loss(part: Tensor, labels: Tensor) -> Tensor:
+        logits = head(part)
+        full = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(full, labels, reduction="sum", ignore_index=IGNORE)
+
+    size = chunk_size or default_chunk(vocabulary)
+    parts = [
+        checkpoint(loss, *pair, use_reentrant=False) for pair in zip(x.split(size), target.split(size), strict=True)
+    ]
+    return torch.stack(parts).sum()
+
+
+def default_chunk(vocabulary: int) -> int:
+    """Tokens whose logits take :data:`LOGIT_BYTES`."""
+    return max(LOGIT_BYTES // (4 * vocabulary), 1)
 
 
 @torch.library.custom_op("swila::linear_cross_entropy", mutates_args=())

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 
 from swila.models.language.configuration import SwiLAConfig
-from swila.models.language.model_card import state_sizes
 from swila.models.language.modeling import SwiLAForCausalLM
 
 
@@ -29,5 +28,5 @@ def describe(name: str) -> Description:
     """The facts of a preset."""
     with torch.device("meta"):
         model = SwiLAForCausalLM(SwiLAConfig.preset(name))
-    state, cache = state_sizes(model)
-    return Description(model.num_parameters(), 4 * state, 2 * cache)
+    state, with_a_token = (model.model.state_size(length) for length in (0, 1))
+    return Description(model.num_parameters(), 4 * state, 2 * (with_a_token - state))

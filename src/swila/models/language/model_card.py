@@ -69,7 +69,7 @@ def write_model_card(model: SwiLAPreTrainedModel, directory: Any) -> None:
         return
     config = model.config
     counts = {name: config.layer_mixers.count(name) for name in dict.fromkeys(config.layer_mixers)}
-    state, cache = state_sizes(model)
+    state = model.base_model.state_size(0)
     path.write_text(
         CARD.format(
             tags="\n- ".join(dict.fromkeys(["swila", *counts])),
@@ -79,14 +79,7 @@ def write_model_card(model: SwiLAPreTrainedModel, directory: Any) -> None:
             config=config,
             state=state,
             megabytes=4 * state / 1e6,
-            cache=cache,
+            cache=model.base_model.state_size(1) - state,
             version=__version__,
         )
     )
-
-
-def state_sizes(model: SwiLAPreTrainedModel) -> tuple[int, int]:
-    """Scalars of recurrent state, and scalars kept of every token, over all layers."""
-    mixers = [layer.mixer for layer in model.base_model.layers]
-    growing = [mixer.state_size(2) - mixer.state_size(1) for mixer in mixers]
-    return sum(mixer.state_size(0) for mixer in mixers), sum(growing)

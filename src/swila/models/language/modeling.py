@@ -19,7 +19,7 @@ from swila.layers.cache import LayerState
 from swila.layers.packing import Packed, pack, pack_by_position
 from swila.layers.projection import SwiGLU
 from swila.models.language.configuration import SwiLAConfig
-from swila.models.language.cross_entropy import IGNORE, linear_cross_entropy
+from swila.models.language.cross_entropy import IGNORE, chunked_cross_entropy, linear_cross_entropy
 from swila.models.language.model_card import write_model_card
 
 
@@ -228,7 +228,7 @@ class SwiLAModel(SwiLAPreTrainedModel):
     @property
     def attends(self) -> bool:
         """Whether some layer keeps something of every token."""
-        return self.state_size(2) > self.state_size(1)
+        return self.state_size(1) > self.state_size(0)
 
     def state_size(self, length: int = 1) -> int:
         """Scalars of memory carried after ``length`` tokens, over all layers."""
@@ -305,25 +305,28 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         )
         hidden = outputs.last_hidden_state
         loss, logits = None, None
-        if labels is not None or shift_labels is not None:
-            if labels is not None and shift_labels is None:
-                shift_labels = _next_tokens(labels, attention_mask, position_ids, _bounds(cu_seqlens, kwargs))
-            loss = self._loss(hidden, shift_labels, num_items_in_batch)
-        if loss is None or not self.training or not self.config.fuse_cross_entropy:
+        if labels is not None and shift_labels is None:
+            shift_labels = _next_tokens(labels, attention_mask, position_ids, _bounds(cu_seqlens, kwargs))
+        every_place = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        if shift_labels is None or not self.training or not self.config.fuse_cross_entropy:
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(hidden if isinstance(last, slice) and last.start == 0 else hidden[:, last])
+            logits = self.lm_head(hidden if every_place else hidden[:, last])
+        if shift_labels is not None:
+            loss = self._loss(hidden, shift_labels, num_items_in_batch, logits if every_place else None)
         if return_dict is False or (return_dict is None and not self.config.return_dict):
             parts = (loss, logits, outputs.past_key_values, outputs.hidden_states)
             return tuple(part for part in parts if part is not None)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states)
 
-    def _loss(self, hidden: Tensor, targets: Tensor, num_items: Tensor | int | None) -> Tensor:
-        targets = targets.flatten().to(hidden.device)
-        hidden = hidden.flatten(0, 1)
-        if type(self.lm_head) is nn.Linear and self.lm_head.bias is None and not self.lm_head._forward_hooks:
-            total = linear_cross_entropy(hidden, self.lm_head.weight, targets, self.config.loss_chunk_size)
+    def _loss(self, hidden: Tensor, targets: Tensor, num_items: Tensor | int | None, logits: Tensor | None) -> Tensor:
+        targets, hidden = targets.flatten().to(hidden.device), hidden.flatten(0, 1)
+        chunk, head = self.config.loss_chunk_size, self.lm_head
+        if logits is not None:
+            total = chunked_cross_entropy(nn.Identity(), logits.flatten(0, 1), targets, chunk, logits.shape[-1])
+        elif type(head) is nn.Linear and head.bias is None and not head._forward_hooks:
+            total = linear_cross_entropy(hidden, head.weight, targets, chunk)
         else:  # a head that somebody has wrapped, sharded or replaced must be called
-            total = F.cross_entropy(self.lm_head(hidden).float(), targets, reduction="sum", ignore_index=IGNORE)
+            total = chunked_cross_entropy(head, hidden, targets, chunk, self.config.vocab_size)
         mine = (targets != IGNORE).sum().clamp_min(1)
         divisor = mine if num_items is None else torch.as_tensor(num_items, device=hidden.device)
         loss = total / divisor
@@ -363,10 +366,6 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # the first call makes a cache of our own
-
-    @staticmethod
-    def _reorder_cache(past_key_values: Cache, beam_idx: Tensor) -> Cache:
-        return past_key_values.batch_select(beam_idx)
 
 
 def _compiled_step(*args: Any) -> Tensor:
