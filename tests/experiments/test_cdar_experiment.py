@@ -11,7 +11,7 @@ import torch
 from swila.experiments.cdar import MODELS, PRESETS, make_runs, routing, shares_by_context, summarize
 from swila.experiments.cdar_figures import _mixture_of_context, _token_names, draw_accuracy, draw_routing
 from swila.experiments.sweep import run_all
-from swila.experiments.token_run import TokenRun
+from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModel
 from swila.tasks import CDAR, Examples
 from swila.training import RunDirectory
@@ -86,7 +86,7 @@ def test_every_model_trains_and_is_summarized(tmp_path, monkeypatch):
         assert (row["runs"], row["solved"]) == (2, 0)
         assert results[row["best_run"]]["best"] == row["best"]
     json.dumps(rows)
-    again = TokenRun.finished_in(tmp_path)
+    again = TrainingRun.finished_in(tmp_path)
     assert [run for run, _ in again] == sorted(runs, key=lambda run: run.name)
     assert {run.name: result for run, result in again} == results
     for paths in (draw_accuracy(runs, rows, tmp_path), draw_routing(runs, tmp_path)):
@@ -103,11 +103,25 @@ class Odd:
     def config(self):
         return {"name": self.name}
 
-    def execute(self, directory, device, report, tensorboard):
+    def begin(self, directory, device, tensorboard):
         if self.name == "broken":
             raise RuntimeError("out of memory")
         if self.name == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        return OddTraining()
+
+
+class OddTraining:
+    """Over before it began."""
+
+    over = True
+
+    def save(self):
+        pass
+
+    close = save
+
+    def finish(self):
         return {"status": "finished", "best": 1.0, "threads": torch.get_num_threads()}
 
 

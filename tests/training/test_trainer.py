@@ -19,7 +19,7 @@ from swila.training import (
     collect_auxiliary_loss,
     collect_routing_diagnostics,
 )
-from swila.training.trainer import make_optimizer
+from swila.training.updates import make_optimizer
 
 TASK = CDAR(32, 2, 2, 24)
 CONFIG = TrainingConfig(steps=13, batch_size=8, lr=1e-2, eval_every=4, stop_at=None, seed=3, schedule="cosine")

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress as ProgressBar
 
     from swila.experiments.sweep import News
-    from swila.experiments.token_run import TokenRun
+    from swila.experiments.training_run import TrainingRun
 
 
 def train(
     console: Console,
-    runs: list[TokenRun],
+    runs: list[TrainingRun],
     directory: Path,
     device: str,
     jobs: int | None,
@@ -50,7 +50,7 @@ def train(
 class Live:
     """Bars for the runs under way, and a line for each one that is over."""
 
-    def __init__(self, console: Console, runs: list[TokenRun]) -> None:
+    def __init__(self, console: Console, runs: list[TrainingRun]) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.bar: ProgressBar = Progress(

@@ -13,7 +13,7 @@ from swila.cli.options import fail, one_line_errors, parse_device, parse_seeds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from swila.experiments.token_run import TokenRun
+    from swila.experiments.training_run import TrainingRun
 
 run = typer.Typer(
     help="Run an experiment of the paper: train its models, print the table, draw the figures.", no_args_is_help=True
@@ -92,17 +92,17 @@ def _finish(
     console: Console,
     preset: str,
     device: str,
-    runs: list[TokenRun],
+    runs: list[TrainingRun],
     results: dict[str, dict[str, Any]],
     directory: Path,
 ) -> None:
     """Table, results file and figures."""
     from swila.experiments.cdar import PRESETS, summarize
     from swila.experiments.sweep import environments
-    from swila.experiments.token_run import TokenRun
+    from swila.experiments.training_run import TrainingRun
     from swila.training.run_directory import write_json
 
-    others = [pair for pair in TokenRun.finished_in(directory) if pair[0].name not in results]
+    others = [pair for pair in TrainingRun.finished_in(directory) if pair[0].name not in results]
     if others:
         console.print(f"with {len(others)} runs of earlier commands in this directory")
         runs = [*runs, *(run for run, _ in others)]
@@ -144,7 +144,7 @@ def _table(rows: list[dict[str, Any]], plateau: float) -> Any:
     return table
 
 
-def _draw(console: Console, runs: list[TokenRun], rows: list[dict[str, Any]], directory: Path) -> None:
+def _draw(console: Console, runs: list[TrainingRun], rows: list[dict[str, Any]], directory: Path) -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:

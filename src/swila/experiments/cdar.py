@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from swila.experiments.token_run import TokenRun
+from swila.experiments.training_run import TrainingRun
 from swila.layers import RoutingTrace, SwiLA
 from swila.models import SyntheticModel, SyntheticModelConfig
 from swila.tasks import CDAR, Examples
@@ -154,7 +154,7 @@ def make_runs(
     lrs: Sequence[float] | None = None,
     seeds: Sequence[int] | None = None,
     steps: int | None = None,
-) -> list[TokenRun]:
+) -> list[TrainingRun]:
     """The runs of a preset, with its models, sizes, learning rates, seeds or steps replaced where given.
 
     They come seed by seed, so that the first ones already show every model.
@@ -184,19 +184,21 @@ def make_runs(
             init_std=p.init_std,
         )
         training = replace(p.training, lr=lr, seed=seed, steps=steps or p.training.steps)
-        run = TokenRun(model, p.task, config, training, p.train_examples, p.test_examples)
+        run = TrainingRun(
+            model, f"d{hidden_size}-l{num_layers}", p.task, config, training, p.train_examples, p.test_examples
+        )
         if not _left_out(preset, models, run):
             runs.append(run)
     return runs
 
 
-def _left_out(preset: str, models: Sequence[str] | None, run: TokenRun) -> bool:
+def _left_out(preset: str, models: Sequence[str] | None, run: TrainingRun) -> bool:
     """The paper's grid has Temporal SwiLA with one layer and up to d = 128; named explicitly, any size is run."""
     size, layers = run.model.hidden_size, run.model.num_layers
     return preset == "paper" and models is None and run.label == "temporal-swila" and (size > 128 or layers > 1)
 
 
-def summarize(runs: Sequence[TokenRun], results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def summarize(runs: Sequence[TrainingRun], results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per model and size: best and mean accuracy over learning rates and seeds, and how many solved the task.
 
     As in the paper the accuracy of a run is the best over its evaluations on the test set.
@@ -209,16 +211,13 @@ def summarize(runs: Sequence[TokenRun], results: dict[str, dict[str, Any]]) -> l
     table = []
     for row in rows.values():
         pairs = row.pop("runs")
-        with torch.device("meta"):  # only its sizes are wanted
-            model = SyntheticModel(pairs[0][0].model)
         over = [(run, result) for run, result in pairs if "best" in result]
         scores = [result["best"] for _, result in over]
         best = max(over, key=lambda pair: pair[1]["best"], default=None)
         table.append(
             row
             | {
-                "state": model.state_size(pairs[0][0].task.length),
-                "parameters": model.num_parameters(),
+                **pairs[0][0].sizes(),
                 "best": max(scores, default=None),
                 "mean": sum(scores) / len(scores) if scores else None,
                 "solved": sum(result["status"] == "solved" for _, result in over),

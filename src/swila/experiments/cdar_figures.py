@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from swila.experiments.cdar import MODELS, routing, shares_by_context
-from swila.experiments.token_run import TokenRun
+from swila.experiments.training_run import TrainingRun
 from swila.plots import RoutingPanel, accuracy_curves, routing_picture
 from swila.tasks import CDAR, IGNORE, Examples
 from swila.training import RunDirectory
 
 
-def draw_accuracy(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
+def draw_accuracy(runs: Sequence[TrainingRun], rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
     """Test accuracy against steps, a panel for each model width and depth."""
     states = {(row["model"], row["hidden_size"], row["layers"]): row["state"] for row in rows}
     panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
@@ -33,7 +33,7 @@ def draw_accuracy(runs: Sequence[TokenRun], rows: Sequence[dict[str, Any]], out:
     return accuracy_curves(panels, MODELS, task.plateau, title, out / "accuracy")
 
 
-def draw_routing(runs: Sequence[TokenRun], out: Path) -> list[Path]:
+def draw_routing(runs: Sequence[TrainingRun], out: Path) -> list[Path]:
     """For the best run of each SwiLA model: which mixture each token of one test sequence went to.
 
     Which mixture belongs to which context, and which output dims follow the context most (they come first), is found on
@@ -69,7 +69,7 @@ def draw_routing(runs: Sequence[TokenRun], out: Path) -> list[Path]:
     return routing_picture(panels, shown.context[0].tolist(), tokens, zone, title, out / "routing")
 
 
-def _final(run: TokenRun, out: Path) -> float | None:
+def _final(run: TrainingRun, out: Path) -> float | None:
     """Accuracy of the weights a run left, None if it left none worth looking at."""
     directory = RunDirectory(out / run.name, run.config())
     result = directory.result
@@ -78,7 +78,7 @@ def _final(run: TokenRun, out: Path) -> float | None:
     return result["final"]
 
 
-def _task(run: TokenRun) -> CDAR:
+def _task(run: TrainingRun) -> CDAR:
     if not isinstance(run.task, CDAR):
         raise ValueError(f"run must be one of CDAR, got one of {type(run.task).__name__}")
     return run.task

@@ -12,8 +12,33 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from swila.training import Progress, RunDirectory
+from swila.training import Progress, RunDirectory, interrupts_as_flag
 from swila.training.run_directory import first_difference, write_json
+
+
+class Training(Protocol):
+    """A run under way; :class:`swila.training.Trainer` is one."""
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do but to :meth:`finish`."""
+        ...
+
+    def advance(self) -> Progress:
+        """Go on for a moment."""
+        ...
+
+    def save(self) -> None:
+        """Write down where it stands."""
+        ...
+
+    def finish(self) -> dict[str, Any]:
+        """Write down and return what came out."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
 
 
 class Run(Protocol):
@@ -28,10 +53,8 @@ class Run(Protocol):
         """All that determines it, as JSON."""
         ...
 
-    def execute(
-        self, directory: RunDirectory, device: str, report: Callable[[Progress], None], tensorboard: bool
-    ) -> dict[str, Any]:
-        """Run to the end and return the result."""
+    def begin(self, directory: RunDirectory, device: str, tensorboard: bool) -> Training:
+        """The training in its directory, to begin or to go on with."""
         ...
 
 
@@ -80,7 +103,8 @@ def run_all(
     tensorboard: bool = True,
     report: Callable[[News], None] = lambda news: None,
 ) -> dict[str, dict[str, Any]]:
-    """Run all of them, ``jobs`` at a time, each with ``threads`` of torch (on which the last digits depend).
+    """Run all of them, ``jobs`` at a time: on a CPU in processes, each with ``threads`` of torch (on which the last
+    digits depend); on a GPU taking turns in this one, each with a stream of its own.
 
     Every directory is checked before the first run starts, so that a mistake shows at once. A run that diverges, fails
     or is killed does not stop the others: its result has the status ``"diverged"`` or ``"failed"``. Interrupted
@@ -101,26 +125,80 @@ def run_all(
         for name, result in results.items():
             report(News(name, result=result))
         waiting = [run for run in runs if run.name not in results]
-        if min(jobs, len(waiting)) > 1:
+        jobs = min(jobs, len(waiting))
+        if device == "cpu" and jobs > 1:
             from swila.experiments.workers import run_in_workers
 
-            return results | run_in_workers(waiting, out, device, min(jobs, len(waiting)), threads, tensorboard, report)
-        for run in waiting:
-
-            def follow(progress: Progress, name: str = run.name) -> None:
-                report(News(name, progress))
-
-            results[run.name] = result = execute(run, out, device, tensorboard, follow)
-            report(News(run.name, result=result))
-        return results
+            return results | run_in_workers(waiting, out, device, jobs, threads, tensorboard, report)
+        return results | take_turns(waiting, out, device, jobs, tensorboard, report)
 
 
-def execute(run: Run, out: Path, device: str, tensorboard: bool, report: Callable[[Progress], None]) -> dict[str, Any]:
-    """One run; what goes wrong becomes its result, but is not written down: once mended, the run goes on."""
-    try:
-        return run.execute(RunDirectory(out / run.name, run.config()), device, report, tensorboard)
-    except Exception as error:
-        return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+def take_turns(
+    runs: Sequence[Run], out: Path, device: str, jobs: int, tensorboard: bool, report: Callable[[News], None]
+) -> dict[str, dict[str, Any]]:
+    """Run all in this process, ``jobs`` of them under way at a time, a moment each in turn.
+
+    What goes wrong becomes the result of its run. It is noted in the run's directory, but the run is not over: once the
+    cause is mended, the same call goes on with it.
+    """
+    waiting, results = list(runs), {}
+    under_way: dict[str, _UnderWay] = {}
+    with interrupts_as_flag() as interrupted:
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < jobs:
+                    run = waiting.pop(0)
+                    under_way[run.name] = _UnderWay(run, RunDirectory(out / run.name, run.config()))
+                for name, one in list(under_way.items()):
+                    progress, result = one.turn(device, tensorboard)
+                    if result is not None:
+                        results[name] = result
+                        del under_way[name]
+                    try:
+                        report(News(name, progress, result))
+                    except KeyboardInterrupt:
+                        interrupted.set()
+                if interrupted.is_set():
+                    for one in under_way.values():
+                        one.save()
+                    raise KeyboardInterrupt
+        finally:
+            for one in under_way.values():
+                one.close()
+    return results
+
+
+class _UnderWay:
+    """A run in its directory, whatever becomes of it."""
+
+    def __init__(self, run: Run, directory: RunDirectory) -> None:
+        self.run, self.directory = run, directory
+        self.training: Training | None = None
+
+    def turn(self, device: str, tensorboard: bool) -> tuple[Progress | None, dict[str, Any] | None]:
+        """A moment of the run: its progress, and its result if that was the end."""
+        progress = None
+        try:
+            if self.training is None:
+                self.directory.note_start()
+                self.training = self.run.begin(self.directory, device, tensorboard)
+            if not self.training.over:
+                progress = self.training.advance()
+                self.directory.note_progress(progress)
+                return progress, None
+            return progress, self.training.finish()
+        except Exception as error:
+            self.close()
+            self.directory.note_failure(error)
+            return None, {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+
+    def save(self) -> None:
+        if self.training is not None:
+            self.training.save()
+
+    def close(self) -> None:
+        if self.training is not None:
+            self.training.close()
 
 
 @contextmanager

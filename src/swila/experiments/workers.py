@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swila.experiments.sweep import News, Run, execute
-from swila.training import Progress
+from swila.experiments.sweep import News, Run, take_turns
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -106,14 +105,14 @@ def _work(pipe: Connection, out: Path, device: str, threads: int, tensorboard: b
         while True:
             run: Run = pipe.recv()
 
-            def report(progress: Progress, name: str = run.name) -> None:
+            def report(news: News) -> None:
                 nonlocal told
                 if pipe.poll():  # nothing is ever sent during a run: the parent has closed its end, or died
                     raise KeyboardInterrupt
-                if time.monotonic() - told > 0.2:
+                if news.result is not None or time.monotonic() - told > 0.2:
                     told = time.monotonic()
-                    pipe.send(News(name, progress))
+                    pipe.send(news)
 
-            pipe.send(News(run.name, result=execute(run, out, device, tensorboard, report)))
+            take_turns([run], out, device, 1, tensorboard, report)
     except (KeyboardInterrupt, EOFError, OSError):
         pass

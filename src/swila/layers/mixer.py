@@ -64,8 +64,10 @@ class SequenceMixer(nn.Module):
         packed = pack(hidden_states, attention_mask, cu_seqlens)
         if past_key_values is None and use_cache:
             past_key_values = Cache()
-        index = self._index(past_key_values)
-        past = layer_state(past_key_values, index)
+        index, past = 0, None
+        if past_key_values is not None:  # not looked at otherwise: a compiler then takes all layers for the same
+            index = self._index(past_key_values)
+            past = layer_state(past_key_values, index)
         rows = hidden_states.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         if past is not None and batch_rows(past) != rows:
             raise ValueError(f"past_key_values must have a row for each of {rows} sequences, got {batch_rows(past)}")
@@ -88,7 +90,7 @@ class SequenceMixer(nn.Module):
         """The layer's place in a cache; one without may have a cache to itself, but not share it."""
         if self.layer_idx is not None:
             return self.layer_idx
-        if past_key_values is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return 0
         if not (isinstance(past_key_values, Cache) and past_key_values.belongs_to(self)):
             raise ValueError("layer_idx must be given, a different one to each layer, for layers that share a cache")

@@ -1,9 +1,11 @@
-"""Models built from the sequence layers: language models for transformers, and the small one of the experiments."""
+"""Models built from the sequence layers: language models for transformers, and the small ones of the experiments."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from swila.models.block import Block as Block
+from swila.models.regression import RegressionModel as RegressionModel
+from swila.models.regression import RegressionModelConfig as RegressionModelConfig
 from swila.models.synthetic import SyntheticModel as SyntheticModel
 from swila.models.synthetic import SyntheticModelConfig as SyntheticModelConfig
 

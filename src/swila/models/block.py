@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -10,12 +10,12 @@ from swila.layers import SequenceMixer
 
 
 class MLP(nn.Sequential):
-    """``W_2 gelu(W_1 x + b_1) + b_2`` with an inner width of ``ratio`` times the outer."""
+    """``W_2 gelu(W_1 x + b_1) + b_2`` with an inner width of ``ratio`` times the outer; gelu exact, or by ``tanh``."""
 
-    def __init__(self, hidden_size: int, ratio: int) -> None:
+    def __init__(self, hidden_size: int, ratio: int, gelu: Literal["none", "tanh"] = "none") -> None:
         super().__init__()
         self.fc1 = nn.Linear(hidden_size, ratio * hidden_size)
-        self.activation = nn.GELU()
+        self.activation = nn.GELU(approximate=gelu)
         self.fc2 = nn.Linear(ratio * hidden_size, hidden_size)
 
 
@@ -26,14 +26,21 @@ class Block(nn.Module):
         mixer: any sequence layer.
         mlp_ratio: inner over outer width of the MLP.
         dropout: probability.
+        gelu: approximation of the MLP's activation, as torch names it.
     """
 
-    def __init__(self, mixer: SequenceMixer, mlp_ratio: int = 4, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        mixer: SequenceMixer,
+        mlp_ratio: int = 4,
+        dropout: float = 0.0,
+        gelu: Literal["none", "tanh"] = "none",
+    ) -> None:
         super().__init__()
         self.mixer_norm = nn.LayerNorm(mixer.hidden_size)
         self.mixer = mixer
         self.mlp_norm = nn.LayerNorm(mixer.hidden_size)
-        self.mlp = MLP(mixer.hidden_size, mlp_ratio)
+        self.mlp = MLP(mixer.hidden_size, mlp_ratio, gelu)
         self.dropout = nn.Dropout(dropout)
 
     def forward(

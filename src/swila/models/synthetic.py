@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +28,9 @@ class SyntheticModelConfig:
         embed_dropout: dropout of the embedded tokens.
         dropout: dropout of what each sublayer adds.
         init_std: standard deviation of the initial weights.
+        gelu: approximation of the MLPs' activation: ``"none"`` or ``"tanh"``.
+        rescaled: the projections that start smaller by ``1/sqrt(2 layers)``, by the ends of their names; Zoology's
+            rescaling meets the MLPs' last, GPT-2's the mixers' too.
     """
 
     vocab_size: int
@@ -38,6 +42,11 @@ class SyntheticModelConfig:
     embed_dropout: float = 0.0
     dropout: float = 0.0
     init_std: float = 0.02
+    gelu: Literal["none", "tanh"] = "none"
+    rescaled: tuple[str, ...] = ("fc2",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rescaled", tuple(self.rescaled))
 
 
 class SyntheticModel(nn.Module):
@@ -52,19 +61,19 @@ class SyntheticModel(nn.Module):
             make_mixer(config.mixer, config.hidden_size, layer_idx=i, **config.mixer_options)
             for i in range(config.num_layers)
         ]
-        self.blocks = nn.ModuleList(Block(mixer, config.mlp_ratio, config.dropout) for mixer in mixers)
+        self.blocks = nn.ModuleList(Block(mixer, config.mlp_ratio, config.dropout, config.gelu) for mixer in mixers)
         self.norm = nn.LayerNorm(config.hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights of Linear and Embedding from N(0, std²), biases 0; each MLP's last by ``1/sqrt(2 layers)`` less.
+        """Weights of Linear and Embedding from N(0, std²), some by ``1/sqrt(2 layers)`` less; biases 0.
 
         What a layer starts on purpose (convolutions, decay rates, the stickiness of temporal gates) stays.
         """
         std = self.config.init_std
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                scale = 1 / math.sqrt(2 * self.config.num_layers) if name.endswith("fc2") else 1.0
+                scale = 1 / math.sqrt(2 * self.config.num_layers) if name.endswith(self.config.rescaled) else 1.0
                 nn.init.normal_(module.weight, std=scale * std)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -83,13 +92,21 @@ class SyntheticModel(nn.Module):
         return self.norm(x)
 
     def forward(self, tokens: Tensor, where: Tensor | None = None, **options: Any) -> Tensor:
-        """Logits ``[B, T, vocab_size]``, or only those where ``where [B, T]`` is true, ``[places, vocab_size]``.
+        """Logits ``[B, T, vocab_size]``, or only those of some places, ``[places, vocab_size]``.
 
-        Reading out at the labelled places alone saves most of the work where labels are few. The options are those of
+        Reading out at the labelled places alone saves most of the work where labels are few. The places are those where
+        ``where [B, T]`` is true, or P of each row by their numbers ``where [B, P]``. The options are those of
         :meth:`hidden`.
         """
         x = self.hidden(tokens, **options)
-        return F.linear(x if where is None else x[where], self.embedding.weight)
+        if where is not None:
+            by_number = where.dtype != torch.bool
+            x = x.gather(1, where.unsqueeze(-1).expand(-1, -1, x.shape[-1])).flatten(0, 1) if by_number else x[where]
+        return F.linear(x, self.embedding.weight)
+
+    def parts(self) -> list[nn.Module]:
+        """What a compiler may take as wholes, one like the other."""
+        return list(self.blocks)
 
     @property
     def mixers(self) -> list[SequenceMixer]:

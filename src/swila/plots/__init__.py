@@ -1,5 +1,10 @@
 """Figures: functions from numbers to files, with no knowledge of models. They need matplotlib (``swila[plots]``)."""
 
+from swila.plots.budget import Point as Point
+from swila.plots.budget import budget_figure as budget_figure
+from swila.plots.curves import Curve as Curve
 from swila.plots.curves import accuracy_curves as accuracy_curves
+from swila.plots.progress import progress_figure as progress_figure
 from swila.plots.routing import RoutingPanel as RoutingPanel
 from swila.plots.routing import routing_picture as routing_picture
+from swila.plots.sample_efficiency import sample_efficiency as sample_efficiency

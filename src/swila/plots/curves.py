@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from swila.plots.style import COLOURS, save, styled
+from swila.plots.style import COLOURS, save, spread, styled
 
 Curve = Sequence[tuple[int, float]]  # (step, accuracy)
 
@@ -50,7 +50,7 @@ def accuracy_curves(
                         ends.append((accuracy[-1], label, colour))
                         axis.plot(steps[-1], accuracy[-1], "o", color=colour, markersize=4, zorder=4)
             ends.append((plateau, f"values without context: 1/C = {plateau:.2f}", "#777777"))
-            for height, label, colour in _spread(ends):
+            for height, label, colour in spread(ends, gap=0.065):
                 weight = "normal" if colour == "#777777" else "bold"
                 axis.text(1.02 * longest, height, label, color=colour, va="center", weight=weight)
             axis.set(xlim=(0, longest), ylim=(0, 1.02), xlabel="training steps", title=heading)
@@ -60,11 +60,3 @@ def accuracy_curves(
         note = "bold: the best run of each model, up to where it ended; thin: other seeds and learning rates"
         figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color="#666666")
         return save(figure, path)
-
-
-def _spread(labels: list[tuple[float, str, str]], gap: float = 0.065) -> list[tuple[float, str, str]]:
-    """Heights of labels, moved apart where they would overlap."""
-    placed: list[tuple[float, str, str]] = []
-    for height, label, colour in sorted(labels):
-        placed.append((height if not placed else max(height, placed[-1][0] + gap), label, colour))
-    return placed

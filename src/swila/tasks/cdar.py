@@ -74,6 +74,11 @@ class CDAR:
         return (self.length - self.num_contexts * (2 + 2 * self.num_keys)) // 2
 
     @property
+    def num_queries(self) -> int:
+        """Labels of an example, ``C K``."""
+        return self.num_contexts * self.num_keys
+
+    @property
     def plateau(self) -> float:
         """Accuracy of a model that recalls values but not the context, 1/C."""
         return 1 / self.num_contexts

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,32 @@ IGNORE = -100  # a label that is neither trained nor scored, as in torch's cross
 
 
 @dataclass(frozen=True)
-class Examples:
+class Rows:
+    """Base of frozen dataclasses whose fields are tensors with a common first dimension, one row per example."""
+
+    def __len__(self) -> int:
+        return self._tensors()[0].shape[0]
+
+    def take(self, rows: Tensor | slice) -> Self:
+        """Some of the examples."""
+        return type(self)(*(tensor[rows] for tensor in self._tensors()))
+
+    def to(self, device: str | torch.device) -> Self:
+        """The same on another device."""
+        return type(self)(*(tensor.to(device) for tensor in self._tensors()))
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """All of them, one after another."""
+        columns = zip(*(part._tensors() for part in parts), strict=True)
+        return cls(*(torch.cat(column) for column in columns))
+
+    def _tensors(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+@dataclass(frozen=True)
+class Examples(Rows):
     """Sequences of tokens with labels ``[N, T]``: a label is what to say at its own place, nothing is to be shifted.
 
     ``examples[i]`` is the pair of inputs and labels, so that a ``DataLoader`` takes it as it is.
@@ -30,37 +55,24 @@ class Examples:
     labels: Tensor
     context: Tensor
 
-    def __len__(self) -> int:
-        return self.inputs.shape[0]
-
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
         if not -len(self) <= row < len(self):
             raise IndexError(f"there are {len(self)} examples, got {row}")
         return self.inputs[row], self.labels[row]
 
-    def take(self, rows: Tensor | slice) -> Examples:
-        """Some of the examples."""
-        return Examples(self.inputs[rows], self.labels[rows], self.context[rows])
-
-    def to(self, device: str | torch.device) -> Examples:
-        """The same on another device."""
-        return Examples(self.inputs.to(device), self.labels.to(device), self.context.to(device))
-
-    @staticmethod
-    def join(parts: list[Examples]) -> Examples:
-        """All of them, one after another."""
-        return Examples(
-            torch.cat([part.inputs for part in parts]),
-            torch.cat([part.labels for part in parts]),
-            torch.cat([part.context for part in parts]),
-        )
-
 
 class Task(Protocol):
     """A source of examples: the same for the same seed, unrelated for different splits."""
 
-    vocab_size: int
-    length: int
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens V, those that are no symbols of the task among them."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest example."""
+        ...
 
     def examples(self, count: int, split: str, seed: int = 0) -> Examples:
         """``count`` examples of the split; the first ones of a larger count are the same."""
@@ -87,9 +99,10 @@ def power_law_slots(count: int, chosen: int, slots: int, power: float, generator
     return (log_p - (-uniform.log()).log()).topk(chosen, dim=1).indices
 
 
-def draw(
-    block: Callable[[int, torch.Generator], Examples], count: int, seed: int, *names: object, size: int = 512
-) -> Examples:
+R = TypeVar("R", bound=Rows)
+
+
+def draw(block: Callable[[int, torch.Generator], R], count: int, seed: int, *names: object, size: int = 512) -> R:
     """``count`` examples, block by block, each block whole and from a stream of its own.
 
     So memory stays small, and the first examples do not depend on how many follow.
@@ -98,4 +111,5 @@ def draw(
         raise ValueError(f"count must be at least 1, got {count}")
     blocks = range((count + size - 1) // size)
     with torch.device("cpu"):  # whatever the default device is
-        return Examples.join([block(size, stream(seed, *names, i)) for i in blocks]).take(slice(count))
+        parts = [block(size, stream(seed, *names, i)) for i in blocks]
+        return type(parts[0]).join(parts).take(slice(count))

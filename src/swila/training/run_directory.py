@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ class RunDirectory:
     """The files of one run.
 
     ``config.json`` (what was run), ``environment.json`` (hardware, versions, commit), ``metrics.jsonl`` (a line per
-    evaluation), TensorBoard's event files, ``checkpoint.pt`` (to go on from, and the final weights) and, when it is
-    over, ``result.json``. A directory belongs to one configuration: opening it with another is an error.
+    evaluation), TensorBoard's event files, ``checkpoint.pt`` (to go on from, with the last and the chosen weights) and,
+    when it is over, ``result.json``; until then ``progress.json``, and ``error.json`` if it could not go on. It belongs
+    to one configuration: opening it with another is an error.
 
     Args:
         path: the directory; made if it does not exist.
@@ -28,6 +32,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path, config: dict[str, Any], fresh: bool = False) -> None:
         self.path = Path(path)
+        self._noted = 0.0
         self.check(path, config, fresh)
         if fresh and self.path.exists():
             aside = self.path.with_name(f".{self.path.name}.discarded")
@@ -70,6 +75,42 @@ class RunDirectory:
     def finish(self, result: dict[str, Any]) -> None:
         """Write down what came out."""
         write_json(self.path / "result.json", result)
+        (self.path / "progress.json").unlink(missing_ok=True)
+
+    def note_start(self) -> None:
+        """Note that a process is at work here, and forget why an earlier one failed."""
+        (self.path / "error.json").unlink(missing_ok=True)
+        self._noted = time.monotonic()
+        write_json(self.path / "progress.json", {"step": 0, "pid": os.getpid(), "host": socket.gethostname()})
+
+    def note_progress(self, progress: Any) -> None:
+        """Note how far it is, every few seconds."""
+        if time.monotonic() - self._noted > 2:
+            self._noted = time.monotonic()
+            where = {"pid": os.getpid(), "host": socket.gethostname()}
+            write_json(self.path / "progress.json", progress._asdict() | where)
+
+    def note_failure(self, error: Exception) -> None:
+        """Note why the run could not go on."""
+        text = "".join(traceback.format_exception(error))
+        write_json(self.path / "error.json", {"error": f"{type(error).__name__}: {error}", "traceback": text})
+
+    @staticmethod
+    def status(path: Path) -> dict[str, Any]:
+        """How a run stands, from its files: ``status`` and what is known beside it.
+
+        The status is that of the result, or ``"failed"``, ``"running"``, ``"interrupted"`` or ``"waiting"``.
+        """
+        files = {name: path / f"{name}.json" for name in ("result", "error", "progress")}
+        found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+        if "result" in found:
+            return found["result"]
+        progress = found.get("progress", {})
+        if "error" in found:
+            return {**progress, "status": "failed", "error": found["error"]["error"]}
+        if progress:
+            return {**progress, "status": "running" if _alive(progress) else "interrupted"}
+        return {"status": "interrupted" if (path / "checkpoint.pt").exists() else "waiting"}
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, in one stroke."""
@@ -100,9 +141,22 @@ class RunDirectory:
         return lines
 
 
+def _alive(progress: dict[str, Any]) -> bool:
+    """Whether the process that noted this is still there; on another machine one cannot know."""
+    if progress["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(progress["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def _our_remains(file: Path) -> bool:
     """What a crash at the very start of a run can leave behind."""
-    return file.name in ("environment.json", "environment.tmp", "config.tmp")
+    return file.name in ("progress.json", "progress.tmp", "environment.json", "environment.tmp", "config.tmp")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -7,18 +7,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from swila.layers import collect_auxiliary_loss, collect_routing_diagnostics
-from swila.tasks import Examples, stream
+from swila.layers import collect_routing_diagnostics
+from swila.tasks import Rows
 from swila.training.config import TrainingConfig
 from swila.training.metrics import MetricsWriter
 from swila.training.objective import Objective
+from swila.training.place import Place
 from swila.training.run_directory import RunDirectory
+from swila.training.updates import CapturedUpdates, Updates
 
 
 class Progress(NamedTuple):
@@ -27,14 +29,21 @@ class Progress(NamedTuple):
     step: int
     steps: int
     score: float | None  # at the last evaluation
+    metric: str = "score"
 
 
 class Trainer:
     """Trains one model in one run directory.
 
-    Interrupted (Ctrl-C, or a KeyboardInterrupt from ``report``) it ends the step, saves and lets go. Made anew with the
-    same arguments it goes on from there, and ends with the numbers it would have had without the interruption. A loss
-    that is no longer finite ends the run as diverged.
+    :meth:`fit` trains to the end. Several trainers can take turns in one process: :meth:`advance` until it is
+    :attr:`over`, then :meth:`finish`. On a GPU, what they enqueue runs side by side.
+
+    With ``validation`` examples the weights with the lowest loss on them are kept, and judged on ``test`` at the end.
+    Without, the test set is looked at in every evaluation, and the best of them counts.
+
+    Interrupted (Ctrl-C, or a KeyboardInterrupt from ``report``) :meth:`fit` ends the step, saves and lets go. Made anew
+    with the same arguments it goes on from there, and ends with the numbers it would have had without the interruption.
+    A loss that is no longer finite ends the run as diverged.
 
     Args:
         make_model: builds the model; called with torch's generators seeded.
@@ -44,161 +53,220 @@ class Trainer:
         config: how to train.
         directory: of the run.
         device: where.
-        report: called after every step.
+        report: called by :meth:`fit` after every step (on a GPU: after several).
         tensorboard: whether to write TensorBoard's files where it is installed.
+        validation: the examples by which weights are chosen.
+        captured: whether updates are replayed from a CUDA graph; by default on a GPU.
+        save_every: seconds between checkpoints, at least.
     """
 
     def __init__(
         self,
         make_model: Callable[[], nn.Module],
         objective: Objective,
-        train: Examples,
-        test: Examples,
+        train: Rows,
+        test: Rows,
         config: TrainingConfig,
         directory: RunDirectory,
         device: str = "cpu",
         report: Callable[[Progress], None] | None = None,
         tensorboard: bool = True,
+        validation: Rows | None = None,
+        captured: bool | None = None,
+        save_every: float = 20.0,
     ) -> None:
         if len(train) < config.batch_size:
             raise ValueError(f"batch_size must be at most the {len(train)} training examples, got {config.batch_size}")
         self.make_model, self.objective, self.config, self.directory = make_model, objective, config, directory
-        self.device, self.tensorboard = torch.device(device), tensorboard
-        self.train, self.test = train.to(self.device), test.to(self.device)
+        self.place = Place(device, config.precision)
+        self.device = self.place.device
+        self.captured = self.device.type == "cuda" if captured is None else captured
+        self.train, self.test, self.validation = train, test, validation
         self.report = report or (lambda progress: None)
-        self.steps_per_epoch = len(train) // config.batch_size
+        self.tensorboard, self.save_every = tensorboard, save_every
+        self._session: _Session | None = None
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, from the last checkpoint if there is one; returns the result and writes it down."""
         if (result := self.directory.result) is not None:
             return result
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            seed_torch(self.config.seed, "weights")
-            model = self.make_model().to(self.device)
-            seed_torch(self.config.seed, "noise")
-            return self._fit(model)
+        try:
+            with interrupts_as_flag() as interrupted:
+                while not self.over:
+                    try:
+                        self.report(self.advance())
+                    except KeyboardInterrupt:
+                        interrupted.set()
+                    if interrupted.is_set():
+                        self.save()
+                        raise KeyboardInterrupt
+            return self.finish()
+        finally:
+            self.close()
 
-    def _fit(self, model: nn.Module) -> dict[str, Any]:
-        config = self.config
-        model.train()
-        optimizer = make_optimizer(model, config)
-        state = self._restore(model, optimizer)
-        writer = MetricsWriter(self.directory, state["step"], self.tensorboard)
-        begun = time.perf_counter() - state["seconds"]
-        order, epoch = torch.empty(0), -1
-        with closing(writer), interrupts_as_flag() as interrupted:
-            while state["status"] is None:
-                step = state["step"]
-                if step // self.steps_per_epoch != epoch:
-                    epoch = step // self.steps_per_epoch
-                    order = torch.randperm(len(self.train), generator=stream(config.seed, "order", epoch), device="cpu")
-                    order = order.to(self.device)
-                at = step % self.steps_per_epoch * config.batch_size
-                lr = config.lr_at(step, self.steps_per_epoch)
-                loss = self._step(model, optimizer, self.train.take(order[at : at + config.batch_size]), lr)
-                state["loss"] += loss.double()
-                state["counted"] += 1
-                state["step"] = step = step + 1
-                if evaluated := step % config.eval_every == 0 or step == config.steps:
-                    writer.write(self._evaluate(model, state, lr, time.perf_counter() - begun))
-                    self._save(model, optimizer, state, time.perf_counter() - begun)
-                if self._told_to_stop(state) or interrupted.is_set():
-                    if not evaluated:
-                        self._save(model, optimizer, state, time.perf_counter() - begun)
-                    raise KeyboardInterrupt
-        result = {
-            "status": state["status"],
-            "metric": self.objective.score,
-            "best": state["best"],
-            "best_step": state["best_step"],
-            "final": state["score"],
-            "steps": state["step"],
-            "seconds": round(time.perf_counter() - begun, 3),
-        }
+    @property
+    def over(self) -> bool:
+        """Whether training is over."""
+        return self.session.state["status"] is not None
+
+    @property
+    def session(self) -> _Session:
+        """The run under way; begun, or taken up again, when it is first asked for."""
+        if self._session is None:
+            with self.place.entered():
+                self._session = _Session(self)
+        return self._session
+
+    def advance(self) -> Progress:
+        """Train a little: a step, or on a GPU several, and the evaluation after it if one is due."""
+        session = self.session
+        with self.place.entered():
+            session.advance()
+        return Progress(session.state["step"], self.config.steps, session.state["score"], self.objective.score)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        session = self.session
+        with self.place.entered():
+            session.save()
+
+    def finish(self) -> dict[str, Any]:
+        """Judge the chosen weights, write the result down and return it; once training is over."""
+        session = self.session
+        with self.place.entered():
+            result = session.result()
         self.directory.finish(result)
+        self.close()
         return result
 
-    def _told_to_stop(self, state: dict[str, Any]) -> bool:
-        """Report, and whether the answer is a KeyboardInterrupt."""
-        try:
-            self.report(Progress(state["step"], self.config.steps, state["score"]))
-        except KeyboardInterrupt:
-            return True
-        return False
+    def close(self) -> None:
+        """Let go of the model and the files."""
+        if self._session is not None:
+            self._session.writer.close()
+            self._session = None
 
-    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Examples, lr: float) -> Tensor:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss = self.objective.loss(model, batch)
-        optimizer.zero_grad(set_to_none=True)
-        (loss + collect_auxiliary_loss(model)).backward()
-        if self.config.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), self.config.clip)
-        optimizer.step()
-        return loss.detach()
 
-    def _evaluate(self, model: nn.Module, state: dict[str, Any], lr: float, seconds: float) -> dict[str, Any]:
+class _Session:
+    """A run under way: model, optimizer, and where it stands. All of it inside the trainer's place."""
+
+    AT_ONCE = 16  # updates in a turn on a GPU: enough to be ahead of it, few enough to stop soon
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.config, self.objective, self.directory = trainer.config, trainer.objective, trainer.directory
+        self.place, self.save_every = trainer.place, trainer.save_every
+        device = trainer.device
+        self.test = trainer.test.to(device)
+        self.validation = None if trainer.validation is None else trainer.validation.to(device)
+        self.place.seed(self.config.seed, "weights")
+        self.model = trainer.make_model().to(device)
+        self.place.seed(self.config.seed, "noise")
+        self.model.train()
+        train = trainer.train.to(device)
+        kind = CapturedUpdates if trainer.captured else Updates
+        self.updates = kind(self.model, self.objective, train, self.config, self.place)
+        self.best_weights: dict[str, Tensor] | None = None
+        self.state: dict[str, Any] = {
+            "step": 0, "status": None, "score": None, "best": None, "best_step": 0, "counted": 0, "seconds": 0.0
+        }  # fmt: skip
+        self._restore()
+        gpu = device.type == "cuda"
+        self.at_once = self.AT_ONCE if gpu else 1
+        self.at_a_look = self.config.batch_size * (16 if gpu else 4)
+        self.begun = time.perf_counter() - self.state["seconds"]
+        self.saved = time.monotonic()
+        self.writer = MetricsWriter(self.directory, self.state["step"], trainer.tensorboard)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on this run, over all its sessions."""
+        return time.perf_counter() - self.begun
+
+    def advance(self) -> None:
+        config, step = self.config, self.state["step"]
+        to_evaluation = min(config.eval_every - step % config.eval_every, config.steps - step)
+        count = min(self.at_once, to_evaluation)
+        self.updates.run(step, count)
+        self.state["counted"] += count
+        self.state["step"] += count
+        if count == to_evaluation:
+            self.writer.write(self._evaluate())
+            if self.state["status"] is not None or time.monotonic() - self.saved > self.save_every:
+                self.save()
+
+    def _evaluate(self) -> dict[str, Any]:
         """Metrics of this step; notes the best score, and whether the run is over."""
-        train_loss = (state["loss"] / state["counted"]).item()
-        state["loss"].zero_()
+        state, config = self.state, self.config
+        train_loss = self.updates.loss.item() / state["counted"]
+        self.updates.loss.zero_()
         state["counted"] = 0
-        line = {"step": state["step"], "train/loss": train_loss, "lr": lr, "seconds": round(seconds, 3)}
-        if (routing := collect_routing_diagnostics(model)) is not None:
+        lr = config.lr_at(state["step"] - 1, len(self.updates.train) // config.batch_size)
+        line = {"step": state["step"], "train/loss": train_loss, "lr": lr, "seconds": round(self.seconds, 3)}
+        if (routing := collect_routing_diagnostics(self.model)) is not None:
             line |= {f"routing/{name}": value.item() for name, value in routing._asdict().items()}
-        model.eval()
-        found = self.objective.evaluate(model, self.test, 4 * self.config.batch_size)
-        model.train()
-        line |= {f"test/{name}": value for name, value in found.items()}
+        chosen_by = self.objective.score if self.validation is None else "loss"
+        found = self._judge(self.test if self.validation is None else self.validation)
+        line |= {f"{'test' if self.validation is None else 'validation'}/{name}": x for name, x in found.items()}
         state["score"] = score = found[self.objective.score]
-        if state["best"] is None or score > state["best"]:
-            state["best"], state["best_step"] = score, state["step"]
+        value = score if self.validation is None else -found[chosen_by]
+        if math.isfinite(value) and (state["best"] is None or value > state["best"]):
+            state["best"], state["best_step"] = value, state["step"]
+            if self.validation is not None:
+                self.best_weights = {name: x.detach().clone() for name, x in self.model.state_dict().items()}
         if not math.isfinite(train_loss):
             state["status"] = "diverged"
-        elif self.config.stop_at is not None and score > self.config.stop_at:
+        elif config.stop_at is not None and score > config.stop_at:
             state["status"] = "solved"
-        elif state["step"] >= self.config.steps:
+        elif state["step"] >= config.steps:
             state["status"] = "finished"
         return line
 
-    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        state: dict[str, Any] = {"step": 0, "status": None, "score": None, "best": None, "best_step": 0, "counted": 0}
-        state |= {"loss": torch.zeros((), dtype=torch.float64), "seconds": 0.0}
-        if (saved := self.directory.load_checkpoint()) is not None:
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-            torch.set_rng_state(saved["rng"])
-            if self.device.type == "cuda" and saved["cuda_rng"] is not None:
-                torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
-            state = saved["state"]
-        state["loss"] = state["loss"].to(self.device)
-        return state
+    def _judge(self, data: Rows) -> dict[str, float]:
+        self.model.eval()
+        # of another shape than the updates: not worth a compilation of its own
+        with self.place.calculation(), torch.compiler.set_stance("force_eager"):
+            found = self.objective.evaluate(self.model, data, self.at_a_look)
+        self.model.train()
+        return found
 
-    def _save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], seconds: float) -> None:
-        state["seconds"] = seconds
-        cuda_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+    def result(self) -> dict[str, Any]:
+        """What came out."""
+        state = self.state
+        result = {"status": state["status"], "metric": self.objective.score, "best": state["best"]}
+        if self.validation is not None:
+            result["best"] = None
+            if self.best_weights is not None:
+                self.model.load_state_dict(self.best_weights)
+                result["test"] = self._judge(self.test)
+                result["validation"] = self._judge(self.validation)
+                result["best"] = result["test"][self.objective.score]
+        return result | {
+            "best_step": state["best_step"],
+            "final": state["score"],
+            "steps": state["step"],
+            "seconds": round(self.seconds, 3),
+        }
+
+    def _restore(self) -> None:
+        if (saved := self.directory.load_checkpoint()) is not None:
+            self.model.load_state_dict(saved["model"])
+            self.updates.load_optimizer(saved["optimizer"])
+            self.updates.loss.copy_(saved["loss"])
+            self.place.set_random_state(saved["random"])
+            self.best_weights, self.state = saved["best_model"], saved["state"]
+
+    def save(self) -> None:
+        self.state["seconds"] = self.seconds
         self.directory.save_checkpoint(
             {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "rng": torch.get_rng_state(),
-                "cuda_rng": cuda_rng,
-                "state": state,
+                "model": self.model.state_dict(),
+                "best_model": self.best_weights,
+                "optimizer": self.updates.optimizer.state_dict(),
+                "random": self.place.random_state(),
+                "loss": self.updates.loss,
+                "state": self.state,
             }
         )
-
-
-def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on every parameter but those a module names in ``no_weight_decay``."""
-    spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "no_weight_decay", ())}
-    decayed = [p for p in model.parameters() if id(p) not in spared]
-    exempt = [p for p in model.parameters() if id(p) in spared]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], config.lr, config.betas, fused=True)
-
-
-def seed_torch(seed: int, purpose: str) -> None:
-    """Seed torch's global generators, which initial weights, dropout and noise draw from, by a stream of their own."""
-    torch.manual_seed(int(torch.randint(2**62, (1,), generator=stream(seed, purpose), device="cpu")))
+        self.saved = time.monotonic()
 
 
 @contextmanager

@@ -1,0 +1,165 @@
+"""RegBench: learning a language in context, from few training automata (section 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from swila.experiments.training_run import TrainingRun
+from swila.models import SyntheticModelConfig
+from swila.tasks import RegBench
+from swila.training import TrainingConfig
+
+MODELS = {
+    "temporal-swila": "Temporal SwiLA",
+    "swila": "SwiLA",
+    "dn-mom": "DN-MoM",
+    "deltanet": "DeltaNet",
+    "attention": "Transformer",
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The experiment's size: the task, the models, the training sets and how long to train.
+
+    With a model of width d all heads have ``d/4`` dims: SwiLA has 2 heads of 2 mixtures, DeltaNet 4 heads, DN-MoM one
+    head in 4 memories of which a token uses 2. So every recurrent model has a state of ``d²/4`` scalars in each layer.
+
+    Attributes:
+        automata: sizes of training sets.
+        epochs: passes over a training set.
+        looks: evaluations on the validation set in a run.
+    """
+
+    summary: str
+    task: RegBench
+    automata: tuple[int, ...]
+    held_out: int
+    hidden_size: int
+    layers: int
+    lr: float
+    epochs: int
+    looks: int
+    seeds: int
+    batch_size: int = 32
+
+
+PRESETS = {
+    "tiny": Preset(
+        summary="automata of 4 to 6 states, 8 strings of 2 to 8 symbols: minutes on a CPU",
+        task=RegBench(states=(4, 6), alphabet=(4, 8), symbols=8, strings=(8, 8), string_length=(2, 8), held_out=200),
+        automata=(1_000,),
+        held_out=200,
+        hidden_size=64,
+        layers=2,
+        lr=4e-3,
+        epochs=15,
+        looks=15,
+        seeds=1,
+    ),
+    "small": Preset(
+        summary="the paper's task and models with 1,000 automata: minutes on one GPU",
+        task=RegBench(),
+        automata=(1_000,),
+        held_out=500,
+        hidden_size=256,
+        layers=8,
+        lr=2.5e-4,
+        epochs=200,
+        looks=200,
+        seeds=1,
+    ),
+    "paper": Preset(
+        summary="the paper's task, models and training sets: hours on one GPU",
+        task=RegBench(),
+        automata=(1_000, 2_500, 5_000, 10_000, 20_000, 40_000),
+        held_out=500,
+        hidden_size=256,
+        layers=8,
+        lr=2.5e-4,
+        epochs=200,
+        looks=200,
+        seeds=1,
+    ),
+}
+
+
+def mixer_of(model: str, hidden_size: int) -> tuple[str, dict[str, Any]]:
+    """The sequence layer of a model, and its options; the recurrent ones with a short convolution of width 4."""
+    head = {"head_dim": hidden_size // 4, "use_short_conv": True, "conv_size": 4}
+    if model in ("swila", "temporal-swila"):
+        temporal = model == "temporal-swila"
+        options = {"num_heads": 2, "num_mixtures": 2, "temporal": temporal, "balance_marginal": 5e-3}
+        return "swila", options | head
+    if model == "deltanet":
+        return "deltanet", {"num_heads": 4} | head
+    if model == "dn-mom":
+        return "mom", {"num_heads": 1, "num_memories": 4, "top_k": 2, "balance_scale": 0.01} | head
+    if model == "attention":
+        return "attention", {"num_heads": 4, "qkv_bias": True, "out_bias": True}
+    raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+
+
+def make_runs(
+    preset: str,
+    models: Sequence[str] | None = None,
+    automata: Sequence[int] | None = None,
+    lrs: Sequence[float] | None = None,
+    seeds: Sequence[int] | None = None,
+    epochs: int | None = None,
+) -> list[TrainingRun]:
+    """The runs of a preset, with its models, training sets, learning rates, seeds or epochs replaced where given.
+
+    They come set by set, the smallest first, and seed by seed.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+    p = PRESETS[preset]
+    runs = []
+    grid = product(
+        sorted(set(automata or p.automata)),
+        dict.fromkeys(range(p.seeds) if seeds is None else seeds),
+        dict.fromkeys(lrs or (p.lr,)),
+        dict.fromkeys(models or MODELS),
+    )
+    for count, seed, lr, model in grid:
+        if count < p.batch_size:
+            raise ValueError(f"automata must be at least a batch of {p.batch_size}, got {count}")
+        config = SyntheticModelConfig(
+            p.task.vocab_size,
+            p.hidden_size,
+            p.layers,
+            *mixer_of(model, p.hidden_size),
+            embed_dropout=0.1,
+            gelu="tanh",
+            rescaled=("fc2", "o_proj"),
+        )
+        runs.append(
+            TrainingRun(
+                model, f"n{count}", p.task, config, _training(p, count, lr, seed, epochs), count, p.held_out, p.held_out
+            )
+        )
+    return runs
+
+
+def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None) -> TrainingConfig:
+    """As in RegBench: AdamW, a tenth of warm-up from 1e-6, a cosine to a tenth of the learning rate."""
+    steps = max((epochs or p.epochs) * count // p.batch_size, 1)
+    return TrainingConfig(
+        steps,
+        p.batch_size,
+        lr,
+        weight_decay=0.1,
+        schedule="cosine",
+        warmup_steps=steps // 10,
+        warmup_from=min(1e-6, lr),
+        min_lr=0.1,
+        clip=1.0,
+        eval_every=max(steps // p.looks, 1),
+        stop_at=None,
+        precision="bfloat16",
+        seed=seed,
+    )

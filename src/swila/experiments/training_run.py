@@ -1,0 +1,147 @@
+"""One run of an experiment: data, model and training, and the directory they leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from swila.models import RegressionModel, RegressionModelConfig, SyntheticModel, SyntheticModelConfig
+from swila.tasks import CDAR, MQAR, RegBench, Rows, SoftmaxRegression
+from swila.training import (
+    LegalPrediction,
+    Objective,
+    Regression,
+    RunDirectory,
+    TokenPrediction,
+    Trainer,
+    TrainingConfig,
+)
+
+Task = CDAR | MQAR | RegBench | SoftmaxRegression
+
+
+class Kind(NamedTuple):
+    """What belongs to a task: its model, and what the model is trained for."""
+
+    task: Callable[..., Any]
+    model_config: Callable[..., Any]
+    model: Callable[[Any], nn.Module]
+    objective: Callable[[Any], Objective]
+
+
+KINDS = {
+    "CDAR": Kind(CDAR, SyntheticModelConfig, SyntheticModel, lambda task: TokenPrediction(task.num_queries)),
+    "MQAR": Kind(MQAR, SyntheticModelConfig, SyntheticModel, lambda task: TokenPrediction(task.num_pairs)),
+    "RegBench": Kind(RegBench, SyntheticModelConfig, SyntheticModel, lambda task: LegalPrediction()),
+    "SoftmaxRegression": Kind(SoftmaxRegression, RegressionModelConfig, RegressionModel, lambda task: Regression()),
+}
+
+
+@lru_cache(maxsize=6)
+def _examples(task: Task, count: int, split: str, seed: int, device: str) -> Rows:
+    if isinstance(task, SoftmaxRegression):
+        return task.examples(count, split, seed, device)
+    return task.examples(count, split, seed).to(device)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """Everything that determines a run.
+
+    Attributes:
+        label: what the model is called in tables and figures.
+        size: which of its sizes this is, as part of the run's name.
+        task: where the examples come from.
+        model: the model's configuration, of the kind that belongs to the task.
+        training: how it is trained; its seed is the run's.
+        train_examples: how many to train on, again and again.
+        test_examples: how many to judge it by.
+        validation_examples: how many to choose weights by; 0 for none, then the best look at the test set counts.
+        data_seed: of the examples; the same for all runs that are to be compared.
+    """
+
+    label: str
+    size: str
+    task: Task
+    model: Any
+    training: TrainingConfig
+    train_examples: int
+    test_examples: int
+    validation_examples: int = 0
+    data_seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The directory of the run within an experiment's."""
+        return f"{self.label}-{self.size}-lr{self.training.lr:g}-seed{self.training.seed}"
+
+    @property
+    def kind(self) -> Kind:
+        """What belongs to its task."""
+        return KINDS[type(self.task).__name__]
+
+    def config(self) -> dict[str, Any]:
+        """The run as JSON."""
+        return {"task_name": type(self.task).__name__, **asdict(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TrainingRun:
+        """The run whose :meth:`config` this is."""
+        kind = KINDS[config["task_name"]]
+        training = {**config["training"], "betas": tuple(config["training"]["betas"])}
+        parts = {
+            "task": kind.task(**config["task"]),
+            "model": kind.model_config(**config["model"]),
+            "training": TrainingConfig(**training),
+        }
+        return cls(**{name: value for name, value in config.items() if name != "task_name"} | parts)
+
+    def data(self, split: str, device: str = "cpu") -> Any:
+        """The examples of ``"train"``, ``"val"`` or ``"test"``; runs that share them have them once in memory."""
+        counts = {"train": self.train_examples, "val": self.validation_examples, "test": self.test_examples}
+        return _examples(self.task, counts[split], split, self.data_seed, device)
+
+    def begin(self, directory: RunDirectory, device: str, tensorboard: bool) -> Trainer:
+        """The training, to begin or to go on with."""
+        return Trainer(
+            lambda: self.kind.model(self.model),
+            self.kind.objective(self.task),
+            self.data("train", device),
+            self.data("test", device),
+            self.training,
+            directory,
+            device,
+            tensorboard=tensorboard,
+            validation=self.data("val", device) if self.validation_examples else None,
+        )
+
+    def sizes(self) -> dict[str, int]:
+        """State and parameters of the model, in scalars."""
+        with torch.device("meta"):  # nothing else is wanted of it
+            model: Any = self.kind.model(self.model)
+        return {"state": model.state_size(self.task.length), "parameters": model.num_parameters()}
+
+    @staticmethod
+    def finished_in(out: Path) -> list[tuple[TrainingRun, dict[str, Any]]]:
+        """The runs of a directory that are over, with their results."""
+        found = []
+        for path in sorted(out.glob("*/result.json")):
+            config = json.loads((path.parent / "config.json").read_text())
+            found.append((TrainingRun.from_config(config), json.loads(path.read_text())))
+        return found
+
+    def load(self, path: Path) -> Any:
+        """The model as a run directory has it, on the CPU, for looking into: the chosen weights, or else the last."""
+        checkpoint = RunDirectory(path, self.config()).load_checkpoint()
+        if checkpoint is None:
+            raise ValueError(f"{path} has no checkpoint yet")
+        model = self.kind.model(self.model)
+        model.load_state_dict(checkpoint["model"] if checkpoint["best_model"] is None else checkpoint["best_model"])
+        return model.eval()

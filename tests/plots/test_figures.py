@@ -1,0 +1,198 @@
+"""The figures from made-up numbers: what is written on them, and what is left out."""
+
+import math
+import re
+import warnings
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from swila.plots import Point, budget_figure, progress_figure, sample_efficiency
+from swila.plots.style import COLOURS, LINES, MARKERS, ink, short, spread
+
+NAN = float("nan")
+NAMES = {
+    "temporal-swila": "Temporal SwiLA",
+    "swila": "SwiLA",
+    "deltanet": "DeltaNet",
+    "dn-mom": "DN-MoM",
+    "attention": "Transformer",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def words(paths):
+    """The texts of a figure, after a look at its files."""
+    png, svg = paths
+    assert (png.suffix, svg.suffix) == (".png", ".svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert min(png.stat().st_size, svg.stat().st_size) > 5000
+    return re.findall(r"<text[^>]*>(?:<tspan[^>]*>)?([^<]+)<", svg.read_text(encoding="utf-8"))
+
+
+def regression(budgets=range(6), seeds=3):
+    """DeltaNet, SwiLA in every (H, J) with at most 16 mixtures, and attention; balanced ones are best."""
+    points = [Point("attention", "", 0, 4_224, [0.99])]
+    for b in budgets:
+        base = 0.6 + 0.3 * (1 - math.exp(-b / 2))
+        spread_of_seeds = [0.004 * seed for seed in range(seeds)]
+        points.append(Point("deltanet", f"H{2**b}", 1024 * 2**b, 5_000 * 2**b, [base + s for s in spread_of_seeds]))
+        for j in range(min(b, 4) + 1):
+            mean = base + 0.06 - 0.02 * abs(j - b // 2)
+            configuration = f"H{2 ** (b - j)}J{2**j}"
+            size = 20_000 + 5_000 * 2 ** (b - j) + 1_000 * 2**j
+            points.append(Point("swila", configuration, 1024 * 2**b, size, [mean + s for s in spread_of_seeds]))
+    return points
+
+
+BEST = ["H1J1", "H2J1", "H2J2", "H4J2", "H4J4", "H8J4"]
+
+
+def test_the_best_configuration_of_each_budget_is_labelled(tmp_path):
+    points = regression()
+    assert len(points) == 27
+    text = words(budget_figure(points, NAMES | {"attention": "softmax attention"}, "Approximation", tmp_path / "b.png"))
+    assert sorted(t for t in text if re.fullmatch(r"H\d+J\d+", t)) == sorted(2 * BEST)  # in both panels
+    assert {"1,024", "2,048", "32,768", "10k", "100k", "recurrent state (scalars)", "parameters", "test R²"} <= set(
+        text
+    )
+    assert text.count("SwiLA") == text.count("DeltaNet") == 2
+    assert text.count("softmax attention  0.990") == 2
+    others = [t for t in text if t in ("1", "2", "4", "8", "16")]
+    assert len(others) == 20 - len(BEST)  # each by its number of mixtures, in the panel of states
+    assert "Approximation" in text
+
+
+def test_one_panel_has_only_the_best(tmp_path):
+    text = words(budget_figure(regression(), NAMES, "Approximation", tmp_path / "b.png", parameters=False))
+    assert sorted(t for t in text if re.fullmatch(r"H\d+J\d+", t)) == sorted(BEST)
+    assert not {"parameters", "1", "2", "4", "8", "16"} & set(text)
+
+
+@pytest.mark.parametrize("parameters", [True, False])
+@pytest.mark.parametrize(
+    "points",
+    [
+        regression([2]),
+        regression([0], seeds=1),
+        regression(seeds=1)[1:],  # no attention
+        regression()[:1],  # nothing but attention
+        [Point("deltanet", "H2", 2048, 5_000, [0.7])],
+        [],
+    ],
+    ids=["one budget", "one budget and seed", "no attention", "only attention", "one point", "nothing"],
+)
+def test_few_points(tmp_path, points, parameters):
+    text = words(budget_figure(points, NAMES, "Approximation", tmp_path / "b.png", parameters=parameters))
+    assert any("Transformer" in t for t in text) == any(point.model == "attention" for point in points)
+    assert ("DeltaNet" in text) == any(point.model == "deltanet" for point in points)
+
+
+def test_diverged_runs_are_no_best(tmp_path):
+    points = [
+        Point("swila", "H4J1", 4096, 9_000, [NAN, math.inf]),
+        Point("swila", "H2J2", 4096, 8_000, [0.7, NAN]),
+        Point("swila", "H1J4", 4096, 7_000, []),
+        Point("deltanet", "H4", 4096, 5_000, [0.6, 0.61]),
+        Point("attention", "", 0, 4_224, [NAN]),
+    ]
+    text = words(budget_figure(points, NAMES, "Approximation", tmp_path / "b.png"))
+    assert [t for t in text if re.fullmatch(r"H\d+J\d+", t)] == ["H2J2", "H2J2"]
+    assert not any("Transformer" in t for t in text)
+    assert any("4 diverged runs are left out" in t for t in text)
+
+
+SIZES = (1000, 2500, 5000, 10_000, 20_000, 40_000)
+
+
+def automata(sizes=SIZES, seeds=3):
+    ends = {"temporal-swila": 0.95, "swila": 0.94, "deltanet": 0.92, "dn-mom": 0.945, "attention": 0.96}
+    return {
+        model: {n: [end - 120 / n + 0.005 * seed for seed in range(seeds)] for n in sizes}
+        for model, end in ends.items()
+    }
+
+
+def test_sample_efficiency(tmp_path):
+    yardsticks = {"1-gram": 0.48, "3-gram": 0.83}
+    text = words(sample_efficiency(automata(), NAMES, yardsticks, "RegBench", tmp_path / "s.png"))
+    assert {"1k", "2.5k", "5k", "10k", "20k", "40k", "training automata", "RegBench", "3-gram"} <= set(text)
+    assert {"Temporal SwiLA  0.952", "DeltaNet  0.922", "Transformer  0.962"} <= set(text)
+    assert "1-gram" not in text  # too far
+    assert any("off the scale: 1-gram 0.480" in t for t in text)
+    assert "test accuracy (higher is better)" in text
+
+
+def test_models_that_lack_the_largest_size(tmp_path):
+    curves = automata((1000, 2500))
+    del curves["deltanet"][2500]
+    curves["attention"][2500] = [NAN, NAN]
+    curves["dn-mom"][2500] = []
+    text = words(sample_efficiency(curves, NAMES, {}, "RegBench", tmp_path / "s.png"))
+    assert {"DeltaNet  0.805 (1k)", "Transformer  0.845 (1k)", "DN-MoM  0.830 (1k)", "SwiLA  0.897"} <= set(text)
+    assert any("2 diverged runs are left out" in t for t in text)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_one_training_size(tmp_path, seeds):
+    text = words(sample_efficiency(automata((1000,), seeds), NAMES, {"3-gram": 0.83}, "RegBench", tmp_path / "s.png"))
+    assert {"Temporal", "DeltaNet", "Transformer", "3-gram", "1k"} <= set(text)
+    assert any("bars" in t for t in text) == (seeds > 1)
+
+
+@pytest.mark.parametrize("curves", [{}, {"swila": {}}, {"swila": {1000: [NAN]}}, {"swila": {1000: [0.5]}}])
+def test_hardly_any_scores(tmp_path, curves):
+    words(sample_efficiency(curves, NAMES, {}, "RegBench", tmp_path / "s.png", score="distance", better="lower"))
+
+
+def curve(end, steps=8):
+    return [(step, end * (1 - 0.5**step)) for step in range(1, steps + 1)]
+
+
+def test_progress(tmp_path):
+    panels = {
+        "1,000 automata": {"swila": [curve(0.8), curve(0.9), curve(0.85, 5)], "attention": [curve(0.7)]},
+        "2,500 automata": {
+            "swila": [curve(0.9), [*curve(0.5, 3), (4, NAN), (5, 0.1)]],
+            "deltanet": [[(1, NAN)]],
+            "dn-mom": [[]],
+        },
+    }
+    text = words(progress_figure(panels, NAMES, "epochs", "validation accuracy", "Curves", tmp_path / "p.png"))
+    assert {"1,000 automata", "2,500 automata", "epochs", "validation accuracy", "Curves"} <= set(text)
+    assert f"SwiLA  {0.85 * (1 - 0.5**5):.3f}" in text  # as far as all three go
+    assert f"SwiLA  {0.9 * (1 - 0.5**8):.3f}" in text  # without the one that diverged
+    assert f"Transformer  {0.7 * (1 - 0.5**8):.3f}" in text
+    assert not any("DeltaNet" in t or "DN-MoM" in t for t in text)
+    assert any("2 diverged" in t for t in text)
+
+
+@pytest.mark.parametrize("models", [{}, {"swila": []}, {"swila": [[(3, 0.5)]]}, {"swila": [curve(0.9), [(20, 0.9)]]}])
+def test_hardly_any_progress(tmp_path, models):
+    words(progress_figure({"panel": models}, NAMES, "steps", "loss", "Curves", tmp_path / "p.png"))
+
+
+def test_models_differ_without_colours():
+    assert COLOURS.keys() == MARKERS.keys() == LINES.keys()
+    assert len(set(MARKERS.values())) == len(MARKERS)
+    assert len({str(line) for line in LINES.values()}) == len(LINES)
+
+
+def test_labels_move_apart():
+    labels = [(0.9, "a", ""), (0.91, "b", ""), (0.5, "c", "")]
+    assert [height for height, *_ in spread(labels, gap=0.05)] == pytest.approx([0.5, 0.9, 0.95])
+    assert [height for height, *_ in spread(labels, gap=0.05, top=0.92)] == pytest.approx([0.5, 0.87, 0.92])
+    assert [label for _, label, _ in spread(labels, gap=0.05)] == ["c", "a", "b"]
+
+
+def test_ink_is_dark_and_counts_are_short():
+    assert ink("#000000") == "#000000"
+    assert ink("#E69F00") != "#e69f00"
+    assert [short(count) for count in (500, 1000, 2500, 40_000, 1_200_000)] == ["500", "1k", "2.5k", "40k", "1.2M"]
