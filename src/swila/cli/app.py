@@ -13,7 +13,9 @@ from swila.cli.doctor import doctor
 from swila.cli.generate import generate
 from swila.cli.info import info
 from swila.cli.models import models
+from swila.cli.plot import plot
 from swila.cli.run import run
+from swila.cli.status import status
 
 app = typer.Typer(
     help="Switching linear attention: run experiments, generate text, inspect this machine, check and measure kernels.",
@@ -37,6 +39,8 @@ def _main(
 
 
 app.add_typer(run, name="run")
+app.command()(status)
+app.command()(plot)
 app.command()(models)
 app.command()(generate)
 app.command()(chat)

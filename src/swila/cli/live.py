@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from swila.experiments.sweep import News
     from swila.experiments.training_run import TrainingRun
 
+ON_A_GPU = 2  # runs side by side
+
 
 def train(
     console: Console,
@@ -32,7 +34,7 @@ def train(
     for run in runs:
         RunDirectory.check(directory / run.name, run.config(), fresh)
     there = 0 if fresh else sum((directory / run.name / "result.json").exists() for run in runs)
-    jobs = jobs or (_cores() if device == "cpu" else 1)
+    jobs = jobs or (_cores() if device == "cpu" else ON_A_GPU)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     console.print(f"{count} on {device}, {min(jobs, len(runs))} at a time, in {directory}", markup=False)
     if there:
@@ -80,7 +82,7 @@ class Live:
             if name not in self.tasks:
                 self.tasks[name] = self.bar.add_task(self.names[name], total=news.progress.steps, note="")
             score = news.progress.score
-            note = "" if score is None else f"accuracy {score:.3f}"
+            note = "" if score is None else f"{called(news.progress.metric)} {score:.3f}"
             self.bar.update(self.tasks[name], completed=news.progress.step, note=note)
             self.done[name] = news.progress.step
         if news.result is not None:
@@ -91,12 +93,19 @@ class Live:
         self.bar.update(self.total, completed=sum(self.done.values()))
 
 
+def called(metric: str) -> str:
+    """A metric as one reads it."""
+    return {"r2": "R²"}.get(metric, metric)
+
+
 def _in_words(result: dict[str, Any]) -> str:
     from rich.markup import escape
 
     if "best" not in result:
         return f"[red]{result['status']}[/] {escape(result.get('error', ''))}"
-    score = f"accuracy {result['best']:.3f}"
+    if result["best"] is None:
+        return f"[red]{result['status']}[/] at step {result['steps']}"
+    score = f"{called(result['metric'])} {result['best']:.3f}"
     if result["status"] == "solved":
         return f"[green]{score}[/], solved at step {result['steps']}, {result['seconds']:.0f} s"
     colour = "[red]diverged[/], best " if result["status"] == "diverged" else ""

@@ -13,11 +13,35 @@ from swila.cli.options import fail, one_line_errors, parse_device, parse_seeds
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from swila.experiments.experiment import Experiment
     from swila.experiments.training_run import TrainingRun
 
 run = typer.Typer(
     help="Run an experiment of the paper: train its models, print the table, draw the figures.", no_args_is_help=True
 )
+
+Models = Annotated[
+    list[str] | None, typer.Option("--model", help="Model to train; repeat for several. Default: those of the preset.")
+]
+Rates = Annotated[list[float] | None, typer.Option("--lr", help="Learning rate; repeat for several.")]
+Seeds = Annotated[
+    str | None, typer.Option(help="How many seeds (3), or which ones (0,4,7). Default: the preset's number.")
+]
+Steps = Annotated[int | None, typer.Option(help="Training steps at most. Default: the preset's.", min=1)]
+Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        help="Runs side by side: on a CPU in processes (default: one for each core), on a GPU in one (default: 2).",
+        min=1,
+    ),
+]
+Threads = Annotated[int, typer.Option(help="Threads of each run; its last digits depend on them.", min=1)]
+Out = Annotated[Path | None, typer.Option(help="Directory for everything. Default: runs/EXPERIMENT-PRESET")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Throw away runs that are already there, instead of going on with them.")
+]
+TensorBoard = Annotated[bool, typer.Option(help="Write TensorBoard's event files as well.")]
 
 
 @run.callback()
@@ -44,21 +68,15 @@ def cdar(
         list[int] | None, typer.Option(help="Width d; repeat for several. The state has C (d/2)² scalars.")
     ] = None,
     layers: Annotated[list[int] | None, typer.Option(help="Blocks; repeat for several.", min=1)] = None,
-    lr: Annotated[list[float] | None, typer.Option(help="Learning rate; repeat for several.")] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="How many seeds (3), or which ones (0,4,7). Default: the preset's number.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps at most. Default: the preset's.", min=1)] = None,
-    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")] = "cpu",
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs side by side. Default: one for each core on a CPU, else 1.", min=1)
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Threads of each run; its last digits depend on them.", min=1)] = 1,
-    out: Annotated[Path | None, typer.Option(help="Directory for everything. Default: runs/cdar-PRESET")] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Throw away runs that are already there, instead of going on with them.")
-    ] = False,
-    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard's event files as well.")] = True,
+    lr: Rates = None,
+    seeds: Seeds = None,
+    steps: Steps = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    threads: Threads = 1,
+    out: Out = None,
+    fresh: Fresh = False,
+    tensorboard: TensorBoard = True,
 ) -> None:
     """Context-dependent associative recall.
 
@@ -70,89 +88,142 @@ def cdar(
     table, with hardware, versions and commit), accuracy.png, routing.png, and a directory for
     every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
+    from swila.experiments.cdar import make_runs
+    from swila.experiments.registry import CDAR
+
+    with one_line_errors():
+        runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps)
+    _carry_out(CDAR, preset, runs, device, jobs, threads, out, fresh, tensorboard)
+
+
+@run.command()
+def softmax_regression(
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Size: tiny (16 dims, length 64, minutes on a CPU), small (the paper's task, 4 budgets, a GPU) or "
+            "paper (27 configurations)."
+        ),
+    ] = "tiny",
+    model: Annotated[
+        list[str] | None, typer.Option(help="Model to train; repeat for several: swila, deltanet, attention.")
+    ] = None,
+    budget: Annotated[
+        list[int] | None,
+        typer.Option(help="State size in heads of D² scalars; repeat for several. All (H, J) with H J = B are run."),
+    ] = None,
+    lr: Rates = None,
+    seeds: Seeds = None,
+    steps: Steps = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    threads: Threads = 1,
+    out: Out = None,
+    fresh: Fresh = False,
+    tensorboard: TensorBoard = True,
+) -> None:
+    """Approximating softmax attention.
+
+    How well does a layer with a fixed state do what a head of softmax attention does? SwiLA, with all ways to share a
+    state among heads and mixtures, against DeltaNet with as many heads as fit into the same state. The score is R² on
+    test sequences; with several learning rates, that of the one with the lowest validation loss.
+
+    Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
+    table, with hardware, versions and commit), state-size.png, all-configurations.png, and a directory for every run
+    with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    """
+    from swila.experiments.registry import SOFTMAX_REGRESSION
+    from swila.experiments.softmax_regression import make_runs
+
+    with one_line_errors():
+        runs = make_runs(preset, model, budget, lr, parse_seeds(seeds), steps)
+    _carry_out(SOFTMAX_REGRESSION, preset, runs, device, jobs, threads, out, fresh, tensorboard)
+
+
+@run.command()
+def regbench(
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Size: tiny (small automata and models, minutes on a CPU), small (1,000 automata, a GPU) or paper "
+            "(up to 40,000)."
+        ),
+    ] = "tiny",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Model to train; repeat for several: temporal-swila, swila, dn-mom, deltanet, attention."),
+    ] = None,
+    automata: Annotated[
+        list[int] | None, typer.Option(help="Size of the training set; repeat for several.", min=1)
+    ] = None,
+    lr: Rates = None,
+    seeds: Seeds = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training set.", min=1)] = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    threads: Threads = 1,
+    out: Out = None,
+    fresh: Fresh = False,
+    tensorboard: TensorBoard = True,
+) -> None:
+    """RegBench, learning a language in context.
+
+    A problem shows strings of an automaton never met before; the model says which symbol comes next. An answer counts
+    as right if the automaton allows it. How many automata must a model be trained on? Accuracy is that of the weights
+    with the lowest validation loss, on 500 test automata; validation and test are the same for all training sets.
+
+    Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
+    table, with hardware, versions and commit), accuracy.png, total-variation.png, progress.png, and a directory for
+    every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    """
+    from swila.experiments.regbench import make_runs
+    from swila.experiments.registry import REGBENCH
+
+    with one_line_errors():
+        runs = make_runs(preset, model, automata, lr, parse_seeds(seeds), epochs)
+    _carry_out(REGBENCH, preset, runs, device, jobs, threads, out, fresh, tensorboard)
+
+
+def _carry_out(
+    experiment: Experiment,
+    preset: str,
+    runs: list[TrainingRun],
+    device: str,
+    jobs: int | None,
+    threads: int,
+    out: Path | None,
+    fresh: bool,
+    tensorboard: bool,
+) -> None:
+    """Train, then the table, the results file and the figures."""
     from rich.console import Console
 
-    from swila.experiments.cdar import PRESETS, make_runs
+    from swila.cli.results import show
+    from swila.experiments.experiment import RESULTS
     from swila.experiments.sweep import claim
 
     console = Console()
+    directory = out or Path("runs") / f"{experiment.name}-{preset}"
     with one_line_errors():
-        runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps)
-        directory = out or Path("runs") / f"cdar-{preset}"
-        claim(directory, {"experiment": "cdar", "preset": preset})
-        console.print(f"[bold]CDAR, {preset}[/]: {PRESETS[preset].summary}")
-        results = train(console, runs, directory, parse_device(device), jobs, threads, fresh, tensorboard)
+        device = parse_device(device)
+        claim(directory, {"experiment": experiment.name, "preset": preset})
+        console.print(f"[bold]{experiment.title}, {preset}[/]: {experiment.presets[preset].summary}")
+        results = train(console, runs, directory, device, jobs, threads, fresh, tensorboard)
     with one_line_errors():
-        _finish(console, preset, device, runs, results, directory)
+        record = experiment.finish(preset, directory, device)
+        if others := len(record["runs"]) - len(runs):
+            console.print(f"with {others} runs of earlier commands in this directory")
+        show(console, experiment, record)
+        console.print(f"results in {directory / RESULTS}", markup=False)
+        _draw(console, experiment, record, directory)
     if failed := [name for name, result in results.items() if result["status"] == "failed"]:
         fail(f"{len(failed)} of {len(runs)} runs failed; the first, {failed[0]}: {results[failed[0]]['error']}")
 
 
-def _finish(
-    console: Console,
-    preset: str,
-    device: str,
-    runs: list[TrainingRun],
-    results: dict[str, dict[str, Any]],
-    directory: Path,
-) -> None:
-    """Table, results file and figures."""
-    from swila.experiments.cdar import PRESETS, summarize
-    from swila.experiments.sweep import environments
-    from swila.experiments.training_run import TrainingRun
-    from swila.training.run_directory import write_json
+def _draw(console: Console, experiment: Experiment, record: dict[str, Any], directory: Path) -> None:
+    from swila.cli.results import draw, why_no_figures
 
-    others = [pair for pair in TrainingRun.finished_in(directory) if pair[0].name not in results]
-    if others:
-        console.print(f"with {len(others)} runs of earlier commands in this directory")
-        runs = [*runs, *(run for run, _ in others)]
-        results = {**results, **{run.name: result for run, result in others}}
-    rows = summarize(runs, results)
-    first, *more = environments(runs, directory)
-    record = {
-        "experiment": "cdar",
-        "preset": preset,
-        "environment": first,
-        **({"other_environments": more} if more else {}),
-        "device": device,
-        "plateau": PRESETS[preset].task.plateau,
-        "rows": rows,
-        "runs": {each.name: results[each.name] for each in runs},
-    }
-    write_json(directory / "results.json", record)
-    console.print(_table(rows, PRESETS[preset].task.plateau))
-    console.print(f"results in {directory / 'results.json'}", markup=False)
-    _draw(console, runs, rows, directory)
-
-
-def _table(rows: list[dict[str, Any]], plateau: float) -> Any:
-    from rich.table import Table
-
-    from swila.experiments.cdar import MODELS
-
-    caption = f"best and mean over learning rates and seeds; {plateau:.2f} is knowing the values but not the context"
-    table = Table(title="\ntest accuracy", title_justify="left", box=None, caption=caption, caption_justify="left")
-    for heading in ("model", "width", "layers", "state", "parameters", "best", "mean", "solved"):
-        table.add_column(heading, header_style="bold", justify="left" if heading == "model" else "right")
-    top = max((row["best"] for row in rows if row["best"] is not None), default=None)
-    for row in rows:
-        best = "" if row["best"] is None else f"{row['best']:.3f}"
-        mean = "" if row["mean"] is None else f"{row['mean']:.3f}"
-        best = f"[bold green]{best}[/]" if row["best"] is not None and row["best"] == top else best
-        sizes = str(row["hidden_size"]), str(row["layers"]), f"{row['state']:,}", f"{row['parameters']:,}"
-        table.add_row(MODELS[row["model"]], *sizes, best, mean, f"{row['solved']}/{row['runs']}")
-    return table
-
-
-def _draw(console: Console, runs: list[TrainingRun], rows: list[dict[str, Any]], directory: Path) -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        hint = "pip install 'swila[plots]'"
-        console.print(f"no figures: they need matplotlib ({hint}); the same command then draws them", markup=False)
-        return
-    from swila.experiments.cdar_figures import draw_accuracy, draw_routing
-
-    for paths in (draw_accuracy(runs, rows, directory), draw_routing(runs, directory)):
-        if paths:
-            console.print(f"figure in {paths[0]} (and {paths[1].name})", markup=False)
+    if reason := why_no_figures():
+        console.print(f"no figures: {reason}; the same command then draws them", markup=False)
+    else:
+        draw(console, experiment, record, directory, directory)

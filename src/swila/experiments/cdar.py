@@ -198,34 +198,34 @@ def _left_out(preset: str, models: Sequence[str] | None, run: TrainingRun) -> bo
     return preset == "paper" and models is None and run.label == "temporal-swila" and (size > 128 or layers > 1)
 
 
-def summarize(runs: Sequence[TrainingRun], results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per model and size: best and mean accuracy over learning rates and seeds, and how many solved the task.
 
     As in the paper the accuracy of a run is the best over its evaluations on the test set.
     """
-    rows: dict[tuple[str, int, int], dict[str, Any]] = {}
+    rows: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for run in runs:
-        key = run.label, run.model.hidden_size, run.model.num_layers
-        row = rows.setdefault(key, {"model": run.label, "hidden_size": key[1], "layers": key[2], "runs": []})
-        row["runs"].append((run, results.get(run.name, {"status": "interrupted"})))
+        rows.setdefault((run["model"], run["hidden_size"], run["num_layers"]), []).append(run)
     table = []
-    for row in rows.values():
-        pairs = row.pop("runs")
-        over = [(run, result) for run, result in pairs if "best" in result]
-        scores = [result["best"] for _, result in over]
-        best = max(over, key=lambda pair: pair[1]["best"], default=None)
+    for (model, hidden_size, layers), members in rows.items():
+        over = [run for run in members if run.get("best") is not None]
+        scores = [run["best"] for run in over]
+        best = max(over, key=lambda run: run["best"], default=None)
         table.append(
-            row
-            | {
-                **pairs[0][0].sizes(),
+            {
+                "model": model,
+                "hidden_size": hidden_size,
+                "layers": layers,
+                "state": members[0]["state"],
+                "parameters": members[0]["parameters"],
                 "best": max(scores, default=None),
                 "mean": sum(scores) / len(scores) if scores else None,
-                "solved": sum(result["status"] == "solved" for _, result in over),
-                "runs": len(pairs),
-                "best_run": best[0].name if best else None,
-                "best_step": best[1]["best_step"] if best else None,
-                "not_over": {run.name: result["status"] for run, result in pairs if "best" not in result},
-                "diverged": [run.name for run, result in over if result["status"] == "diverged"],
+                "solved": sum(run["status"] == "solved" for run in over),
+                "runs": len(members),
+                "best_run": best["name"] if best else None,
+                "best_step": best["best_step"] if best else None,
+                "not_over": {run["name"]: run["status"] for run in members if "best" not in run},
+                "diverged": [run["name"] for run in over if run["status"] == "diverged"],
             }
         )
     return table

@@ -9,32 +9,38 @@ from typing import Any
 import torch
 
 from swila.experiments.cdar import MODELS, routing, shares_by_context
+from swila.experiments.experiment import runs_in
 from swila.experiments.training_run import TrainingRun
 from swila.plots import RoutingPanel, accuracy_curves, routing_picture
 from swila.tasks import CDAR, IGNORE, Examples
 from swila.training import RunDirectory
 
 
-def draw_accuracy(runs: Sequence[TrainingRun], rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
+def draw(record: dict[str, Any], out: Path, directory: Path | None) -> list[list[Path]]:
+    """Both, the second one if there is a directory with weights."""
+    routed = [] if directory is None else draw_routing(runs_in(directory), directory, out)
+    return [draw_accuracy(record, out), *([routed] if routed else [])]
+
+
+def draw_accuracy(record: dict[str, Any], out: Path) -> list[Path]:
     """Test accuracy against steps, a panel for each model width and depth."""
-    states = {(row["model"], row["hidden_size"], row["layers"]): row["state"] for row in rows}
     panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
-    for size in sorted({(run.model.hidden_size, run.model.num_layers) for run in runs}):
-        members = [run for run in runs if (run.model.hidden_size, run.model.num_layers) == size]
-        recurrent = {states[run.label, *size] for run in members if run.label != "attention"}
+    runs = list(record["runs"].values())
+    for width, depth in sorted({(run["hidden_size"], run["num_layers"]) for run in runs}):
+        members = [run for run in runs if (run["hidden_size"], run["num_layers"]) == (width, depth)]
+        recurrent = {run["state"] for run in members if run["model"] not in ("attention", "fox")}
         state = f"state {min(recurrent):,}, " if recurrent else ""
-        layers = "one layer" if size[1] == 1 else f"{size[1]} layers"
-        panel = panels.setdefault(f"{state}width {size[0]}, {layers}", {})
+        layers = "one layer" if depth == 1 else f"{depth} layers"
+        panel = panels.setdefault(f"{state}width {width}, {layers}", {})
         for run in members:
-            metrics = RunDirectory(out / run.name, run.config()).metrics()
-            panel.setdefault(run.label, []).append([(line["step"], line["test/accuracy"]) for line in metrics])
-    task = _task(runs[0])
+            panel.setdefault(run["model"], []).append([tuple(point) for point in run["curve"]])
+    task = CDAR(**record["task"])
     title = f"CDAR: {task.num_contexts} contexts of {task.num_keys} keys, length {task.length}"
     return accuracy_curves(panels, MODELS, task.plateau, title, out / "accuracy")
 
 
-def draw_routing(runs: Sequence[TrainingRun], out: Path) -> list[Path]:
-    """For the best run of each SwiLA model: which mixture each token of one test sequence went to.
+def draw_routing(runs: Sequence[TrainingRun], directory: Path, out: Path) -> list[Path]:
+    """For the best run of each SwiLA model in a directory: which mixture each token of one test sequence went to.
 
     Which mixture belongs to which context, and which output dims follow the context most (they come first), is found on
     other sequences; rows and colours are the same for writing and reading.
@@ -45,11 +51,13 @@ def draw_routing(runs: Sequence[TrainingRun], out: Path) -> list[Path]:
     test = runs[0].data("test")
     shown, others = test.take(slice(0, 1)), test.take(slice(1, 17))
     for model in ("temporal-swila", "swila"):
-        found = [(accuracy, run) for run in runs if run.label == model and (accuracy := _final(run, out)) is not None]
+        found = [
+            (accuracy, run) for run in runs if run.label == model and (accuracy := _final(run, directory)) is not None
+        ]
         if not found:
             continue
         accuracy, run = max(found, key=lambda pair: pair[0])
-        network = run.load(out / run.name)
+        network = run.load(directory / run.name)
         learnt, trace = routing(network, others), routing(network, shown)
         owned = sum(shares_by_context(side, others.context, task.num_contexts) for side in learnt)
         assert isinstance(owned, torch.Tensor)
@@ -69,11 +77,11 @@ def draw_routing(runs: Sequence[TrainingRun], out: Path) -> list[Path]:
     return routing_picture(panels, shown.context[0].tolist(), tokens, zone, title, out / "routing")
 
 
-def _final(run: TrainingRun, out: Path) -> float | None:
+def _final(run: TrainingRun, directory: Path) -> float | None:
     """Accuracy of the weights a run left, None if it left none worth looking at."""
-    directory = RunDirectory(out / run.name, run.config())
-    result = directory.result
-    if result is None or result["status"] == "diverged" or not (directory.path / "checkpoint.pt").exists():
+    own = RunDirectory(directory / run.name, run.config())
+    result = own.result
+    if result is None or result["status"] == "diverged" or not (own.path / "checkpoint.pt").exists():
         return None
     return result["final"]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from swila.experiments.experiment import choose_by_validation
 from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModelConfig
-from swila.tasks import RegBench
+from swila.tasks import IGNORE, RegBench, legality, ngram_distribution, total_variation
 from swila.training import TrainingConfig
 
 MODELS = {
@@ -19,6 +20,7 @@ MODELS = {
     "deltanet": "DeltaNet",
     "attention": "Transformer",
 }
+ORDERS = (1, 2, 3, 4)  # of the n-grams to compare with
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ PRESETS = {
         layers=8,
         lr=2.5e-4,
         epochs=200,
-        looks=200,
+        looks=100,
         seeds=1,
     ),
     "paper": Preset(
@@ -81,7 +83,7 @@ PRESETS = {
         layers=8,
         lr=2.5e-4,
         epochs=200,
-        looks=200,
+        looks=100,
         seeds=1,
     ),
 }
@@ -143,6 +145,25 @@ def make_runs(
             )
         )
     return runs
+
+
+def yardsticks(preset: Preset) -> dict[str, Any]:
+    """What n-grams make of the test problems, from each problem's own strings: accuracy and total variation."""
+    test = preset.task.examples(preset.held_out, "test")
+    scored = test.labels != IGNORE
+    found = {}
+    for order in ORDERS:
+        law = ngram_distribution(test.inputs, order, preset.task.vocab_size, preset.task.separator)
+        found[f"{order}-gram"] = {
+            "accuracy": legality(law.argmax(-1), test.legal)[scored].double().mean().item(),
+            "tv": total_variation(law, test.legal)[scored].double().mean().item(),
+        }
+    return {"yardsticks": found}
+
+
+def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per model and training set."""
+    return choose_by_validation(runs, ("model", "train_examples"))
 
 
 def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None) -> TrainingConfig:

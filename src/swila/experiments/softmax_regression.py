@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from swila.experiments.experiment import choose_by_validation
 from swila.experiments.training_run import TrainingRun
 from swila.models import RegressionModelConfig
 from swila.tasks import SoftmaxRegression
@@ -149,3 +150,15 @@ def make_runs(
             training = replace(p.training, lr=lr, seed=seed, steps=steps or p.training.steps)
             runs.append(TrainingRun(model, size, p.task, config, training, p.train_examples, p.held_out, p.held_out))
     return runs
+
+
+def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per model and configuration."""
+    rows = choose_by_validation(runs, ("model", "size"))
+    best: dict[int, float] = {}
+    for row in rows:
+        if row["model"] == "swila" and row["mean"] is not None:
+            best[row["state"]] = max(row["mean"], best.get(row["state"], row["mean"]))
+    for row in rows:
+        row["best_of_budget"] = row["model"] == "swila" and row["mean"] == best.get(row["state"])
+    return rows

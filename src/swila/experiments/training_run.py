@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -83,6 +83,11 @@ class TrainingRun:
         return f"{self.label}-{self.size}-lr{self.training.lr:g}-seed{self.training.seed}"
 
     @property
+    def size_order(self) -> list[int]:
+        """The numbers in its size, to sort by."""
+        return [int(number) for number in re.findall(r"\d+", self.size)]
+
+    @property
     def kind(self) -> Kind:
         """What belongs to its task."""
         return KINDS[type(self.task).__name__]
@@ -128,14 +133,21 @@ class TrainingRun:
             model: Any = self.kind.model(self.model)
         return {"state": model.state_size(self.task.length), "parameters": model.num_parameters()}
 
-    @staticmethod
-    def finished_in(out: Path) -> list[tuple[TrainingRun, dict[str, Any]]]:
-        """The runs of a directory that are over, with their results."""
-        found = []
-        for path in sorted(out.glob("*/result.json")):
-            config = json.loads((path.parent / "config.json").read_text())
-            found.append((TrainingRun.from_config(config), json.loads(path.read_text())))
-        return found
+    def facts(self) -> dict[str, Any]:
+        """What tables and figures need of it."""
+        training, options = self.training, self.model.mixer_options
+        return {
+            "name": self.name,
+            "model": self.label,
+            "size": self.size,
+            **{key: getattr(self.model, key) for key in ("hidden_size", "num_layers") if hasattr(self.model, key)},
+            **{key: options[key] for key in ("num_heads", "num_mixtures") if key in options},
+            **self.sizes(),
+            "train_examples": self.train_examples,
+            "steps_per_epoch": self.train_examples / training.batch_size,
+            "lr": training.lr,
+            "seed": training.seed,
+        }
 
     def load(self, path: Path) -> Any:
         """The model as a run directory has it, on the CPU, for looking into: the chosen weights, or else the last."""

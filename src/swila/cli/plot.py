@@ -1,0 +1,69 @@
+"""``swila plot``: the paper's figures from runs that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swila.cli.options import fail, one_line_errors
+
+
+def plot(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Directories of swila run, or their results.json; several of one experiment are joined."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for the figures. Default: where the first one is.")
+    ] = None,
+) -> None:
+    """Draw the figures of an experiment from its runs.
+
+    Figures 1C and S1 of the paper for softmax-regression, 2b for regbench; accuracy and routing for cdar; each as PNG
+    and SVG. Runs need not be over: what there is, is drawn.
+    """
+    from rich.console import Console
+
+    from swila.cli.results import draw, show, why_no_figures
+
+    if reason := why_no_figures():
+        fail(f"no figures: {reason}")
+    console = Console()
+    with one_line_errors():
+        experiment, records = load(runs)
+        record = experiment.join(records)
+        directory = runs[0] if len(runs) == 1 and runs[0].is_dir() else None
+        target = out or (runs[0] if runs[0].is_dir() else runs[0].parent)
+        target.mkdir(parents=True, exist_ok=True)
+        show(console, experiment, record)
+        draw(console, experiment, record, target, directory)
+
+
+def load(paths: list[Path]) -> tuple[Any, list[dict[str, Any]]]:
+    """The experiment of some directories or results files, and a record of each."""
+    import json
+
+    from swila.experiments.registry import EXPERIMENTS
+
+    records: list[dict[str, Any]] = []
+    for path in paths:
+        known = path / "experiment.json"
+        if path.is_dir() and known.exists():
+            claimed = json.loads(known.read_text())
+            records.append(EXPERIMENTS[claimed["experiment"]].record(claimed["preset"], path))
+            continue
+        if path.is_dir() or not path.exists():
+            raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}")
+        try:
+            record = json.loads(path.read_text())
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or not {"experiment", "runs", "rows"} <= record.keys():
+            raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}")
+        records.append(record)
+    names = {record["experiment"] for record in records}
+    if len(names) > 1:
+        raise ValueError(f"runs must be of one experiment, got {' and '.join(sorted(names))}")
+    return EXPERIMENTS[names.pop()], records

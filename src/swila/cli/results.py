@@ -1,0 +1,52 @@
+"""Results as tables and figures, for the commands that have some to show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from swila.experiments.experiment import Experiment
+
+
+def show(console: Console, experiment: Experiment, record: dict[str, Any]) -> None:
+    """The table of an experiment, the best row marked."""
+    from rich.table import Table
+
+    rows = record["rows"]
+    key = "best" if any("best" in row for row in rows) else "mean"
+    top = max((row[key] for row in rows if row[key] is not None), default=None)
+    caption = experiment.caption(record)
+    table = Table(title="", box=None, caption=caption, caption_justify="left")
+    table.add_column("model", header_style="bold")
+    for column in experiment.columns:
+        table.add_column(column.heading, header_style="bold", justify="right")
+    for row in rows:
+        style = "bold green" if top is not None and row[key] == top else None
+        cells = [column.cell(row) for column in experiment.columns]
+        table.add_row(experiment.models[row["model"]], *cells, style=style)
+    console.print(table)
+    _warn(console, rows)
+
+
+def _warn(console: Console, rows: list[dict[str, Any]]) -> None:
+    for what, key in (("diverged", "diverged"), ("not over", "not_over")):
+        names = [name for row in rows for name in row[key]]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            console.print(f"[red]{what}[/]: {names[0]}{more}")
+
+
+def why_no_figures() -> str | None:
+    """What is missing for drawing, and how to get it; None if nothing is."""
+    from importlib.util import find_spec
+
+    return None if find_spec("matplotlib") else "they need matplotlib (pip install 'swila[plots]')"
+
+
+def draw(console: Console, experiment: Experiment, record: dict[str, Any], out: Path, directory: Path | None) -> None:
+    """The figures, and where they are."""
+    for paths in experiment.draw(record, out, directory):
+        console.print(f"figure in {paths[0]} (and {paths[1].name})", markup=False)

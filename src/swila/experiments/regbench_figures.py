@@ -1,0 +1,31 @@
+"""Figure 2b of the paper, accuracy against the number of training automata; and how the models got there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from swila.experiments.regbench import MODELS
+from swila.plots import progress_figure, sample_efficiency
+
+
+def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
+    """Accuracy, total variation, and validation accuracy over the epochs."""
+    curves: dict[str, dict[str, dict[int, list[float]]]] = {"accuracy": {}, "tv": {}}
+    for row in record["rows"]:
+        curves["accuracy"].setdefault(row["model"], {})[row["train_examples"]] = row["scores"]
+        if row["test"]:
+            curves["tv"].setdefault(row["model"], {})[row["train_examples"]] = [row["test"]["tv"]]
+    lines = {metric: {name: found[metric] for name, found in record["yardsticks"].items()} for metric in curves}
+    panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
+    for run in sorted(record["runs"].values(), key=lambda run: run["train_examples"]):
+        panel = panels.setdefault(f"{run['train_examples']:,} automata", {})
+        epochs = [(step / run["steps_per_epoch"], score) for step, score in run["curve"]]
+        panel.setdefault(run["model"], []).append(epochs)
+    return [
+        sample_efficiency(curves["accuracy"], MODELS, lines["accuracy"], "RegBench", out / "accuracy"),
+        sample_efficiency(
+            curves["tv"], MODELS, lines["tv"], "RegBench", out / "total-variation", "total variation", "lower"
+        ),
+        progress_figure(panels, MODELS, "epochs", "validation accuracy", "RegBench: training", out / "progress"),
+    ]

@@ -1,0 +1,102 @@
+"""The experiments by name, and how their results are shown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from swila.experiments import (
+    cdar,
+    cdar_figures,
+    regbench,
+    regbench_figures,
+    softmax_regression,
+    softmax_regression_figures,
+)
+from swila.experiments.experiment import Column, Experiment, spread
+
+
+def _count(name: str) -> Column:
+    return Column(name, lambda row: f"{row[name]:,}")
+
+
+def _fraction(name: str) -> Column:
+    return Column(name, lambda row: "" if row[name] is None else f"{row[name]:.3f}")
+
+
+def _of_seeds(heading: str) -> Column:
+    return Column(heading, lambda row: spread(row["scores"]))
+
+
+def _metric(heading: str, name: str) -> Column:
+    return Column(heading, lambda row: f"{row['test'][name]:.3f}" if name in row["test"] else "")
+
+
+def _best_epoch(row: dict[str, Any]) -> str:
+    return ", ".join(f"{epoch:g}" for epoch in row["best_epochs"])
+
+
+CDAR = Experiment(
+    name="cdar",
+    title="CDAR",
+    presets=cdar.PRESETS,
+    models=cdar.MODELS,
+    summarize=cdar.summarize,
+    facts=lambda preset: {"plateau": preset.task.plateau, "task": asdict(preset.task)},
+    columns=(
+        Column("width", lambda row: str(row["hidden_size"])),
+        Column("layers", lambda row: str(row["layers"])),
+        _count("state"),
+        _count("parameters"),
+        _fraction("best"),
+        _fraction("mean"),
+        Column("solved", lambda row: f"{row['solved']}/{row['runs']}"),
+    ),
+    caption=lambda record: (
+        "test accuracy, best and mean over learning rates and seeds; "
+        f"{record['plateau']:.2f} is knowing the values but not the context"
+    ),
+    draw=cdar_figures.draw,
+)
+
+SOFTMAX_REGRESSION = Experiment(
+    name="softmax-regression",
+    title="Approximating softmax attention",
+    presets=softmax_regression.PRESETS,
+    models=softmax_regression.MODELS,
+    summarize=softmax_regression.summarize,
+    facts=lambda preset: {"task": asdict(preset.task)},
+    columns=(
+        Column("heads, mixtures", lambda row: row["size"] + (" *" if row["best_of_budget"] else "")),
+        _count("state"),
+        _count("parameters"),
+        _of_seeds("test R²"),
+    ),
+    caption=lambda record: "mean over seeds (lowest–highest); * is the best SwiLA of its state size",
+    draw=softmax_regression_figures.draw,
+)
+
+REGBENCH = Experiment(
+    name="regbench",
+    title="RegBench",
+    presets=regbench.PRESETS,
+    models=regbench.MODELS,
+    summarize=regbench.summarize,
+    facts=lambda preset: {"task": asdict(preset.task), **regbench.yardsticks(preset)},
+    columns=(
+        Column("automata", lambda row: f"{row['train_examples']:,}"),
+        _count("state"),
+        _count("parameters"),
+        _of_seeds("test accuracy"),
+        _metric("TV", "tv"),
+        _metric("test loss", "loss"),
+        Column("best epoch", _best_epoch),
+    ),
+    caption=lambda record: (
+        "share of legal symbols, mean over seeds (lowest–highest); n-grams of the same strings: "
+        + ", ".join(f"{name} {found['accuracy']:.3f}" for name, found in record["yardsticks"].items())
+    ),
+    draw=regbench_figures.draw,
+)
+
+EXPERIMENTS = {each.name: each for each in (SOFTMAX_REGRESSION, CDAR, REGBENCH)}
