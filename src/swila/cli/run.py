@@ -20,9 +20,6 @@ run = typer.Typer(
     help="Run an experiment of the paper: train its models, print the table, draw the figures.", no_args_is_help=True
 )
 
-Models = Annotated[
-    list[str] | None, typer.Option("--model", help="Model to train; repeat for several. Default: those of the preset.")
-]
 Rates = Annotated[list[float] | None, typer.Option("--lr", help="Learning rate; repeat for several.")]
 Seeds = Annotated[
     str | None, typer.Option(help="How many seeds (3), or which ones (0,4,7). Default: the preset's number.")
@@ -115,6 +112,9 @@ def softmax_regression(
     lr: Rates = None,
     seeds: Seeds = None,
     steps: Steps = None,
+    precision: Annotated[
+        str | None, typer.Option(help="On a GPU: float32, tf32 or bfloat16 (autocast). Default: bfloat16.")
+    ] = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     threads: Threads = 1,
@@ -136,7 +136,7 @@ def softmax_regression(
     from swila.experiments.softmax_regression import make_runs
 
     with one_line_errors():
-        runs = make_runs(preset, model, budget, lr, parse_seeds(seeds), steps)
+        runs = make_runs(preset, model, budget, lr, parse_seeds(seeds), steps, precision)
     _carry_out(SOFTMAX_REGRESSION, preset, runs, device, jobs, threads, out, fresh, tensorboard)
 
 
@@ -159,6 +159,9 @@ def regbench(
     lr: Rates = None,
     seeds: Seeds = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training set.", min=1)] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="End after so many epochs without a lower validation loss.", min=1)
+    ] = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     threads: Threads = 1,
@@ -180,7 +183,7 @@ def regbench(
     from swila.experiments.registry import REGBENCH
 
     with one_line_errors():
-        runs = make_runs(preset, model, automata, lr, parse_seeds(seeds), epochs)
+        runs = make_runs(preset, model, automata, lr, parse_seeds(seeds), epochs, patience)
     _carry_out(REGBENCH, preset, runs, device, jobs, threads, out, fresh, tensorboard)
 
 

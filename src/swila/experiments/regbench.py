@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -112,10 +113,12 @@ def make_runs(
     lrs: Sequence[float] | None = None,
     seeds: Sequence[int] | None = None,
     epochs: int | None = None,
+    patience: int | None = None,
 ) -> list[TrainingRun]:
     """The runs of a preset, with its models, training sets, learning rates, seeds or epochs replaced where given.
 
-    They come set by set, the smallest first, and seed by seed.
+    They come set by set, the smallest first, and seed by seed. With ``patience``, a run ends after so many epochs
+    without a lower validation loss; the schedule of the learning rate is that of the whole run.
     """
     if preset not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
@@ -141,7 +144,14 @@ def make_runs(
         )
         runs.append(
             TrainingRun(
-                model, f"n{count}", p.task, config, _training(p, count, lr, seed, epochs), count, p.held_out, p.held_out
+                model,
+                f"n{count}",
+                p.task,
+                config,
+                _training(p, count, lr, seed, epochs, patience),
+                count,
+                p.held_out,
+                p.held_out,
             )
         )
     return runs
@@ -166,9 +176,10 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return choose_by_validation(runs, ("model", "train_examples"))
 
 
-def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None) -> TrainingConfig:
+def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None, patience: int | None) -> TrainingConfig:
     """As in RegBench: AdamW, a tenth of warm-up from 1e-6, a cosine to a tenth of the learning rate."""
-    steps = max((epochs or p.epochs) * count // p.batch_size, 1)
+    passes = epochs or p.epochs
+    steps = max(passes * count // p.batch_size, 1)
     return TrainingConfig(
         steps,
         p.batch_size,
@@ -181,6 +192,7 @@ def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None) -
         clip=1.0,
         eval_every=max(steps // p.looks, 1),
         stop_at=None,
+        patience=None if patience is None else math.ceil(patience * p.looks / passes),
         precision="bfloat16",
         seed=seed,
     )

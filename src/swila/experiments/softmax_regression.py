@@ -76,7 +76,7 @@ PRESETS = {
         held_out=2_048,
         budgets=(1, 2, 4, 8),
         factorisations=((1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (4, 2)),
-        lrs=(1e-3,),
+        lrs=(3e-3,),
         seeds=1,
         training=_epochs(4, 65_536, 256),
         router_projection="swiglu:256",
@@ -88,7 +88,7 @@ PRESETS = {
         held_out=2_048,
         budgets=(1, 2, 4, 8, 16, 32),
         factorisations=None,
-        lrs=(1e-3,),
+        lrs=(3e-3,),
         seeds=3,
         training=_epochs(10, 65_536, 256),
         router_projection="swiglu:256",
@@ -126,8 +126,9 @@ def make_runs(
     lrs: Sequence[float] | None = None,
     seeds: Sequence[int] | None = None,
     steps: int | None = None,
+    precision: str | None = None,
 ) -> list[TrainingRun]:
-    """The runs of a preset, with its models, budgets, learning rates, seeds or steps replaced where given.
+    """The runs of a preset, with its models, budgets, learning rates, seeds, steps or precision replaced where given.
 
     They come seed by seed, so that the first ones already show every model.
     """
@@ -142,12 +143,15 @@ def make_runs(
         for model in dict.fromkeys(models or MODELS)
         for pair in configurations(model, p, sorted(set(budgets or p.budgets)))
     ]
+    changed: dict[str, Any] = {"steps": steps, "precision": precision}
     runs = []
     for seed, lr in product(dict.fromkeys(range(p.seeds) if seeds is None else seeds), dict.fromkeys(lrs or p.lrs)):
         for model, (H, J) in grid:
             size = f"H{H}J{J}" if model == "swila" else f"H{H}"
             config = RegressionModelConfig(p.task.dim, *mixer_of(model, p, H, J))
-            training = replace(p.training, lr=lr, seed=seed, steps=steps or p.training.steps)
+            training = replace(
+                p.training, lr=lr, seed=seed, **{name: value for name, value in changed.items() if value}
+            )
             runs.append(TrainingRun(model, size, p.task, config, training, p.train_examples, p.held_out, p.held_out))
     return runs
 

@@ -28,6 +28,7 @@ class TrainingConfig:
         clip: largest norm of the gradient, or None.
         eval_every: steps between evaluations.
         stop_at: score (accuracy, as a rule) beyond which training ends early, or None.
+        patience: evaluations without a lower validation loss after which training ends, or None.
         precision: on a GPU: ``"float32"``, ``"tf32"`` (matrix products of float32 numbers by TensorFloat-32), or
             ``"bfloat16"`` (the same, and autocast: activations in bfloat16; weights and recurrent states in float32).
         seed: of the initial weights, the order of the data, dropout and noise.
@@ -45,6 +46,7 @@ class TrainingConfig:
     clip: float | None = None
     eval_every: int = 100
     stop_at: float | None = 0.99
+    patience: int | None = None
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     seed: int = 0
 
@@ -66,6 +68,8 @@ class TrainingConfig:
             raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {self.betas}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be above 0, or None for none, got {self.clip}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1, or None, got {self.patience}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
         if self.schedule not in SCHEDULES:

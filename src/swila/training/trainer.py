@@ -43,7 +43,8 @@ class Trainer:
 
     Interrupted (Ctrl-C, or a KeyboardInterrupt from ``report``) :meth:`fit` ends the step, saves and lets go. Made anew
     with the same arguments it goes on from there, and ends with the numbers it would have had without the interruption.
-    A loss that is no longer finite ends the run as diverged.
+    A run ends as ``"finished"``; as ``"solved"`` beyond ``stop_at``; as ``"stopped"`` out of patience; and as
+    ``"diverged"`` when its loss is no longer finite.
 
     Args:
         make_model: builds the model; called with torch's generators seeded.
@@ -218,7 +219,14 @@ class _Session:
             state["status"] = "solved"
         elif state["step"] >= config.steps:
             state["status"] = "finished"
+        elif self._out_of_patience():
+            state["status"] = "stopped"
         return line
+
+    def _out_of_patience(self) -> bool:
+        if self.config.patience is None or self.validation is None:
+            return False
+        return self.state["step"] - self.state["best_step"] >= self.config.patience * self.config.eval_every
 
     def _judge(self, data: Rows) -> dict[str, float]:
         self.model.eval()
