@@ -22,11 +22,13 @@ def plot(
     """Draw the figures of an experiment from its runs.
 
     Figures 1C and S1 of the paper for softmax-regression, 2b for regbench; accuracy and routing for cdar; each as PNG
-    and SVG. Runs need not be over: what there is, is drawn.
+    and SVG. Runs need not be over: what there is, is drawn. With --out, the joined results.json goes there as well.
     """
     from rich.console import Console
 
     from swila.cli.results import draw, show, why_no_figures
+    from swila.experiments.experiment import RESULTS
+    from swila.training.run_directory import write_json
 
     if reason := why_no_figures():
         fail(f"no figures: {reason}")
@@ -37,6 +39,8 @@ def plot(
         directory = runs[0] if len(runs) == 1 and runs[0].is_dir() else None
         target = out or (runs[0] if runs[0].is_dir() else runs[0].parent)
         target.mkdir(parents=True, exist_ok=True)
+        if out is not None:
+            write_json(out / RESULTS, record)
         show(console, experiment, record)
         draw(console, experiment, record, target, directory)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from swila.experiments.sweep import environments
+from swila.experiments.sweep import distinct
 from swila.experiments.training_run import TrainingRun
 from swila.training import RunDirectory
 from swila.training.run_directory import write_json
@@ -59,7 +58,7 @@ class Experiment:
         runs = sorted(runs_in(directory), key=lambda run: (order.index(run.label), run.size_order, run.training.lr))
         if not runs:
             raise ValueError(f"{directory} holds no runs yet")
-        first, *more = environments(runs, directory)
+        first, *more = distinct(RunDirectory.at(directory / run.name).environment for run in runs)
         found = {run.name: _compact(run, directory) for run in runs}
         return {
             "experiment": self.name,
@@ -79,21 +78,28 @@ class Experiment:
         return record
 
     def join(self, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One record out of several; a run that is in several of them counts once."""
+        """One record out of several; of a run that is in several of them, one that is over counts."""
         runs: dict[str, Any] = {}
+        places: list[dict[str, Any]] = []
         for record in records:
-            runs |= record["runs"]
-        return {**records[0], "rows": self.summarize(list(runs.values())), "runs": runs}
+            runs |= {name: run for name, run in record["runs"].items() if "best" not in runs.get(name, {})}
+            places += [record["environment"], *record.get("other_environments", [])]
+        order = list(self.models)
+        runs = dict(sorted(runs.items(), key=lambda item: (order.index(item[1]["model"]), item[1]["state"])))
+        first, *more = distinct(places)
+        found = {key: value for key, value in records[0].items() if key not in ("rows", "runs", "other_environments")}
+        found |= {"environment": first, **({"other_environments": more} if more else {})}
+        return {**found, "rows": self.summarize(list(runs.values())), "runs": runs}
 
 
 def runs_in(directory: Path) -> list[TrainingRun]:
     """All runs of a directory, over or not."""
-    configs = [json.loads(path.read_text()) for path in sorted(directory.glob("*/config.json"))]
-    return [TrainingRun.from_config(config) for config in configs]
+    found = [RunDirectory.at(path.parent) for path in sorted(directory.glob("*/config.json"))]
+    return [TrainingRun.from_config(each.config) for each in found]
 
 
 def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
-    own = RunDirectory(directory / run.name, run.config())
+    own = RunDirectory.at(directory / run.name)
     status = RunDirectory.status(own.path)
     seen = "validation" if run.validation_examples else "test"
     score = f"{seen}/{run.kind.objective(run.task).score}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -83,11 +83,10 @@ def claim(out: Path, experiment: dict[str, Any]) -> None:
         raise ValueError(f"out must be a directory that can be written to, got {out}: {error.strerror}") from None
 
 
-def environments(runs: Sequence[Run], out: Path) -> list[dict[str, Any]]:
-    """Where the runs were made, each place once: runs that were there already may come from another commit."""
+def distinct(environments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where runs were made, each place once: runs that were there already may come from another commit."""
     found: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        where = RunDirectory(out / run.name, run.config()).environment
+    for where in environments:
         found.setdefault(json.dumps({key: value for key, value in where.items() if key != "date"}), where)
     return list(found.values())
 

@@ -45,6 +45,15 @@ class RunDirectory:
         if not (self.path / "config.json").exists():
             write_json(self.path / "config.json", config)
 
+    @classmethod
+    def at(cls, path: str | Path) -> RunDirectory:
+        """A run that is there, to be read: whatever its configuration."""
+        found = cls.__new__(cls)
+        found.path, found._noted = Path(path), 0.0
+        if not (found.path / "config.json").exists():
+            raise ValueError(f"{path} holds no run")
+        return found
+
     @staticmethod
     def check(path: str | Path, config: dict[str, Any], fresh: bool = False) -> None:
         """Raise ValueError unless the directory is free, or holds this run (with ``fresh``: any run)."""
@@ -60,6 +69,11 @@ class RunDirectory:
                 )
         elif path.exists() and any(not _our_remains(file) for file in path.iterdir()):
             raise ValueError(f"{path} is not empty and holds no run; choose another directory")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was run."""
+        return json.loads((self.path / "config.json").read_text())
 
     @property
     def result(self) -> dict[str, Any] | None:
