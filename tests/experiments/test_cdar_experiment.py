@@ -1,17 +1,16 @@
 """The CDAR experiment: its grid, its sweep, and the paper's picture in small."""
 
 import json
-import os
-import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from swila.experiments.cdar import MODELS, PRESETS, make_runs, routing, shares_by_context, summarize
-from swila.experiments.cdar_figures import _mixture_of_context, _token_names, draw_accuracy, draw_routing
+from swila.experiments.cdar import MODELS, PRESETS, make_runs, routing, shares_by_context
+from swila.experiments.cdar_figures import _mixture_of_context, _token_names, draw, draw_routing
+from swila.experiments.experiment import runs_in
+from swila.experiments.registry import CDAR as CDAR_EXPERIMENT
 from swila.experiments.sweep import run_all
-from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModel
 from swila.tasks import CDAR, Examples
 from swila.training import RunDirectory
@@ -77,7 +76,8 @@ def test_every_model_trains_and_is_summarized(tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "four", replace(PRESETS["tiny"], task=CDAR(32, 4, 2, 40)))
     runs = few(list(MODELS), seeds=(0, 1), preset="four")
     results = run_all(runs, tmp_path, tensorboard=False)
-    rows = summarize(runs, results)
+    record = CDAR_EXPERIMENT.record("tiny", tmp_path)
+    rows = record["rows"]
     assert [row["model"] for row in rows] == list(MODELS)
     for row in rows:
         mine = [results[run.name]["best"] for run in runs if run.label == row["model"]]
@@ -86,127 +86,11 @@ def test_every_model_trains_and_is_summarized(tmp_path, monkeypatch):
         assert (row["runs"], row["solved"]) == (2, 0)
         assert results[row["best_run"]]["best"] == row["best"]
     json.dumps(rows)
-    again = TrainingRun.finished_in(tmp_path)
-    assert [run for run, _ in again] == sorted(runs, key=lambda run: run.name)
-    assert {run.name: result for run, result in again} == results
-    for paths in (draw_accuracy(runs, rows, tmp_path), draw_routing(runs, tmp_path)):
+    assert sorted(runs_in(tmp_path), key=lambda run: run.name) == sorted(runs, key=lambda run: run.name)
+    assert {name: run["best"] for name, run in record["runs"].items()} == {n: r["best"] for n, r in results.items()}
+    for paths in draw(record, tmp_path, tmp_path):
         assert [path.suffix for path in paths] == [".png", ".svg"]
         assert all(path.stat().st_size > 3000 for path in paths)
-
-
-@dataclass(frozen=True)
-class Odd:
-    """A run that misbehaves as its name says."""
-
-    name: str
-
-    def config(self):
-        return {"name": self.name}
-
-    def begin(self, directory, device, tensorboard):
-        if self.name == "broken":
-            raise RuntimeError("out of memory")
-        if self.name == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return OddTraining()
-
-
-class OddTraining:
-    """Over before it began."""
-
-    over = True
-
-    def save(self):
-        pass
-
-    close = save
-
-    def finish(self):
-        return {"status": "finished", "best": 1.0, "threads": torch.get_num_threads()}
-
-
-def test_a_failed_run_does_not_stop_the_others(tmp_path):
-    news = []
-    runs = [Odd("broken"), Odd("fine"), Odd("good")]
-    for jobs in (1, 2):
-        results = run_all(runs, tmp_path / str(jobs), jobs=jobs, report=news.append)
-        assert results["broken"] == {"status": "failed", "error": "RuntimeError: out of memory"}
-        assert results["fine"]["status"] == results["good"]["status"] == "finished"
-        assert {item.name for item in news if item.result} == {"broken", "fine", "good"}
-
-
-def test_a_killed_worker_costs_one_run(tmp_path):
-    runs = [Odd("killed"), *(Odd(f"fine{i}") for i in range(3))]
-    results = run_all(runs, tmp_path, jobs=2)
-    assert results.pop("killed") == {"status": "failed", "error": "the process died (exit code -9)"}
-    assert {result["status"] for result in results.values()} == {"finished"}
-
-
-def test_a_report_that_raises_stops_the_workers(tmp_path):
-    def report(news):
-        raise OSError("the terminal is gone")
-
-    with pytest.raises(OSError, match="terminal"):
-        run_all([Odd("a"), Odd("b")], tmp_path, jobs=2, report=report)
-
-
-def test_mistakes_in_directories_cost_nothing(tmp_path):
-    RunDirectory(tmp_path / "a", Odd("a").config()).finish({"status": "finished"})
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "thesis.tex").write_text("important")
-    with pytest.raises(ValueError, match="is not empty and holds no run"):
-        run_all([Odd("a"), Odd("b")], tmp_path, fresh=True)
-    assert RunDirectory(tmp_path / "a", Odd("a").config()).result == {"status": "finished"}
-
-
-def test_two_commands_in_one_directory(tmp_path):
-    def report(news):
-        with pytest.raises(ValueError, match="another command is at work in"):
-            run_all([Odd("b")], tmp_path)
-
-    run_all([Odd("a")], tmp_path, report=report)
-    assert run_all([Odd("b")], tmp_path)["b"]["status"] == "finished"
-
-
-def test_two_runs_of_one_name(tmp_path):
-    with pytest.raises(ValueError, match="runs must have different names, got a twice"):
-        run_all([Odd("a"), Odd("a")], tmp_path)
-    assert len(make_runs("tiny", ["swila", "swila"], lrs=[0.1, 0.1], seeds=[1, 1])) == 1
-
-
-def test_side_by_side_gives_the_same_numbers_as_in_turn(tmp_path):
-    runs = few(["temporal-swila", "deltanet"])
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    one = run_all(runs, tmp_path / "one", tensorboard=False)
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(threads)
-    two = run_all(runs, tmp_path / "two", jobs=2, tensorboard=False)
-    for run in runs:
-        assert one[run.name]["best"] == two[run.name]["best"]
-        a, b = (RunDirectory(tmp_path / d / run.name, run.config()).metrics() for d in ("one", "two"))
-        assert [line["train/loss"] for line in a] == [line["train/loss"] for line in b]
-
-
-def test_an_interrupted_sweep_goes_on(tmp_path):
-    runs = few(["temporal-swila", "deltanet"], steps=9)
-
-    def interrupt(news):
-        if news.name.startswith("deltanet") and news.progress and news.progress.step == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_all(runs, tmp_path / "sweep", tensorboard=False, report=interrupt)
-    steps = []
-    results = run_all(
-        runs,
-        tmp_path / "sweep",
-        tensorboard=False,
-        report=lambda n: n.progress and steps.append((n.name, n.progress.step)),
-    )
-    assert steps == [(runs[1].name, step) for step in (6, 7, 8, 9)]
-    whole = run_all(runs, tmp_path / "whole", tensorboard=False)
-    assert {n: r["best"] for n, r in results.items()} == {n: r["best"] for n, r in whole.items()}
 
 
 def test_temporal_swila_leaves_the_plateau_and_swila_does_not(tmp_path):
@@ -216,7 +100,7 @@ def test_temporal_swila_leaves_the_plateau_and_swila_does_not(tmp_path):
     *temporal, plain = run_all(runs, tmp_path, tensorboard=False).values()
     assert max(result["best"] for result in temporal) > 0.55  # the plateau is at 0.33
     assert 0.2 < plain["best"] < 0.45
-    assert draw_routing(runs, tmp_path)
+    assert draw_routing(runs, tmp_path, tmp_path)
     # and it does so by giving the contexts different mixtures
     test = runs[0].data("test").take(slice(0, 8))
     best = max((0, 1), key=lambda i: temporal[i]["best"])
@@ -248,4 +132,4 @@ def test_no_picture_of_a_diverged_run(tmp_path):
     run_all(runs, tmp_path, tensorboard=False)
     directory = RunDirectory(tmp_path / runs[0].name, runs[0].config())
     directory.finish(directory.result | {"status": "diverged"})
-    assert draw_routing(runs, tmp_path) == []
+    assert draw_routing(runs, tmp_path, tmp_path) == []

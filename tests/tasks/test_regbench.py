@@ -11,7 +11,7 @@ import torch
 import torch.utils.data
 
 from swila.tasks import IGNORE, AutomatonExamples, RegBench, legality, ngram_distribution, stream, total_variation
-from swila.tasks.regbench import canonical
+from swila.tasks.automata import canonical
 
 SMALL = RegBench((3, 5), (2, 4), (1, 2), (1, 4), (2, 6), symbols=6, held_out=40)
 TIGHT = RegBench((3, 4), (2, 2), (1, 2), (2, 3), (1, 5), symbols=3, held_out=40)

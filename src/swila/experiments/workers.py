@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swila.experiments.sweep import News, Run, take_turns
+from swila.training import RunDirectory
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -71,8 +72,9 @@ def run_in_workers(
                     news: News = worker.pipe.recv()
                 except (EOFError, OSError):
                     worker.process.join()
-                    error = f"the process died (exit code {worker.process.exitcode})"
-                    news = News(worker.run.name, result={"status": "failed", "error": error})
+                    error = RuntimeError(f"the process died (exit code {worker.process.exitcode})")
+                    RunDirectory.at(out / worker.run.name).note_failure(error)
+                    news = News(worker.run.name, result={"status": "failed", "error": str(error)})
                     workers.remove(worker)
                 report(news)
                 if news.result is None:

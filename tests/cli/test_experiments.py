@@ -1,0 +1,141 @@
+"""``swila run softmax-regression`` and ``regbench``, ``swila plot`` and ``swila status`` as a user calls them."""
+
+import importlib.util
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from swila.cli.app import app
+
+
+@pytest.fixture
+def swila(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory):
+    """A directory with runs of every model."""
+    out = tmp_path_factory.mktemp("regression") / "runs"
+    arguments = "run", "softmax-regression", "--steps", 3, "--budget", 2, "--seeds", 1, "--jobs", 1, "--out", out
+    result = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return out, result.output
+
+
+def test_softmax_regression_from_start_to_figures(regression):
+    out, output = regression
+    record = json.loads((out / "results.json").read_text())
+    assert [(row["model"], row["size"]) for row in record["rows"]] == [
+        ("swila", "H1J2"),
+        ("swila", "H2J1"),
+        ("deltanet", "H2"),
+        ("attention", "H1"),
+    ]
+    for row in record["rows"]:
+        assert f"{row['mean']:.3f}" in output
+    for name in ("state-size.png", "state-size.svg", "all-configurations.png", "all-configurations.svg"):
+        assert (out / name).stat().st_size > 3000
+    files = {path.name for path in (out / "swila-H1J2-lr0.005-seed0").iterdir() if not path.name.startswith("events")}
+    assert files == {"config.json", "environment.json", "metrics.jsonl", "checkpoint.pt", "result.json"}
+
+
+def test_regbench_from_start_to_figures(swila, tmp_path):
+    arguments = "run", "regbench", "--automata", 64, "--epochs", 1, "--model", "swila", "--model", "attention"
+    result = swila(*arguments, "--jobs", 1, "--no-tensorboard", "--out", tmp_path / "runs")
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "runs" / "results.json").read_text())
+    assert [(row["model"], row["train_examples"]) for row in record["rows"]] == [("swila", 64), ("attention", 64)]
+    assert "Transformer" in result.output
+    assert f"3-gram {record['yardsticks']['3-gram']['accuracy']:.3f}" in result.output
+    for name in ("accuracy", "total-variation", "progress"):
+        assert (tmp_path / "runs" / f"{name}.svg").stat().st_size > 3000
+
+
+def test_plot_from_directories_and_files(swila, regression, tmp_path):
+    out, _ = regression
+    again = swila("plot", out, "--out", tmp_path / "a")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "a" / "state-size.png").read_bytes() == (out / "state-size.png").read_bytes()
+    from_file = swila("plot", out / "results.json", "--out", tmp_path / "b")
+    assert from_file.exit_code == 0, from_file.output
+    assert (tmp_path / "b" / "all-configurations.svg").stat().st_size > 3000
+    rows = [json.loads((tmp_path / name / "results.json").read_text())["rows"] for name in "ab"]
+    assert rows[0] == rows[1] == json.loads((out / "results.json").read_text())["rows"]
+
+
+def test_plot_joins_several_directories(swila, regression, tmp_path):
+    out, _ = regression
+    other = tmp_path / "other"
+    arguments = "run", "softmax-regression", "--steps", 3, "--budget", 1, "--model", "deltanet", "--seeds", "4,"
+    assert swila(*arguments, "--jobs", 1, "--out", other, "--no-tensorboard").exit_code == 0
+    result = swila("plot", out, other, "--out", tmp_path / "both")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "both" / "results.json").read_text())["rows"]
+    assert [(row["model"], row["size"]) for row in rows if row["model"] == "deltanet"] == [
+        ("deltanet", "H1"),
+        ("deltanet", "H2"),
+    ]
+
+
+def test_runs_need_not_be_over_to_be_drawn(swila, regression, tmp_path):
+    copy = tmp_path / "runs"
+    shutil.copytree(regression[0], copy)
+    (copy / "deltanet-H2-lr0.005-seed0" / "result.json").unlink()
+    result = swila("plot", copy)
+    assert result.exit_code == 0, result.output
+    assert "not over: deltanet-H2-lr0.005-seed0" in result.output
+    listed = swila("status", copy)
+    assert "3 finished, 1 interrupted" in listed.output
+    only = swila("status", copy, "--only", "interrupted")
+    assert "deltanet-H2" in only.output
+    assert "swila-H1J2" not in only.output
+
+
+def test_status_tells_why_a_run_failed(swila, regression, tmp_path):
+    copy = tmp_path / "runs"
+    shutil.copytree(regression[0], copy)
+    run = copy / "deltanet-H2-lr0.005-seed0"
+    (run / "result.json").unlink()
+    (run / "error.json").write_text(json.dumps({"error": "OutOfMemoryError: [sic]", "traceback": ""}))
+    result = swila("status", copy)
+    assert result.exit_code == 0
+    assert "failed OutOfMemoryError: [sic]" in result.output
+    assert "3 finished, 1 failed" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plot", "nowhere"], "runs must be directories of swila run, or their results.json, got nowhere"),
+        (["plot", "pyproject.toml"], "runs must be directories of swila run, or their results.json, got pyproject"),
+        (["plot", "results/op-cpu-plain.json"], "runs must be directories of swila run, or their results.json, got"),
+        (["plot", "results/regbench.json", "results/softmax-regression.json"], "runs must be of one experiment, got"),
+        (["status", "docs"], "runs must be directories of swila run, got docs, which holds none"),
+        (["run", "softmax-regression", "--budget", "0"], "budget must be at least 1, got 0"),
+        (["run", "softmax-regression", "--precision", "fp8"], "precision must be one of float32, tf32, bfloat16, got"),
+        (["run", "regbench", "--automata", "8"], "automata must be at least a batch of 32, got 8"),
+        (["run", "regbench", "--model", "gpt"], "model must be one of temporal-swila, swila, dn-mom, deltanet, "),
+        (["bench", "training"], "device 'cuda' cannot be used here"),
+    ],
+)
+def test_mistakes_get_one_line(swila, arguments, message):
+    result = swila(*arguments)
+    if arguments[0] == "bench" and result.exit_code != 2:
+        pytest.skip("there is a GPU")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_plot_without_matplotlib(swila, regression, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
+    )
+    result = swila("plot", regression[0])
+    assert result.exit_code == 2
+    assert "no figures: they need matplotlib (pip install 'swila[plots]')" in result.stderr
