@@ -157,7 +157,7 @@ class RunDirectory:
 
 def _alive(progress: dict[str, Any]) -> bool:
     """Whether the process that noted this is still there; on another machine one cannot know."""
-    if progress["host"] != socket.gethostname():
+    if progress["host"] != socket.gethostname() or os.name != "posix":  # elsewhere the question itself would end it
         return False
     try:
         os.kill(progress["pid"], 0)

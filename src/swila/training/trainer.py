@@ -172,7 +172,7 @@ class _Session:
         self._restore()
         gpu = device.type == "cuda"
         self.at_once = self.AT_ONCE if gpu else 1
-        self.at_a_look = self.config.batch_size * (16 if gpu else 4)
+        self.at_a_look = max(4 * self.config.batch_size, 512 if gpu else 1)
         self.begun = time.perf_counter() - self.state["seconds"]
         self.saved = time.monotonic()
         self.writer = MetricsWriter(self.directory, self.state["step"], trainer.tensorboard)
