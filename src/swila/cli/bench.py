@@ -227,7 +227,7 @@ def training(
     from rich.console import Console
     from rich.table import Table
 
-    from swila.benchmarks.replicas import CASES, measure
+    from swila.benchmarks.training import CASES, measure
     from swila.environment import environment
 
     path = out or Path("runs") / "bench" / "training-cuda.json"

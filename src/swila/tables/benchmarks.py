@@ -1,16 +1,12 @@
-"""Tables for the README, made from results files: no number in the text that is not in one of them."""
+"""Tables of what ``swila bench`` measured."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from swila.benchmarks.rivals import HEADINGS, cells
-from swila.experiments.cdar import MODELS
+from swila.tables.conditions import conditions
 from swila.testing import VARIANTS
-
-BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
 
 def op_table(records: list[dict[str, Any]]) -> str:
@@ -70,29 +66,6 @@ def rivals_tables(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def cdar_table(record: dict[str, Any], longer: dict[str, Any]) -> str:
-    """Markdown for the results of ``swila run cdar``, and what became of its models with more steps."""
-    lines = [
-        "| model | state | parameters | best accuracy | mean | solved |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in record["rows"]:
-        lines.append(
-            f"| {MODELS[row['model']]} | {row['state']:,} | {row['parameters']:,} | {row['best']:.3f} | "
-            f"{row['mean']:.3f} | {row['solved']} of {row['runs']} seeds |"
-        )
-    seconds = sum(result["seconds"] for result in record["runs"].values())
-    summed = f"{seconds:.0f} s of training, summed over runs that go side by side"
-    steps = max(result["steps"] for result in longer["runs"].values())
-    later = ", ".join(f"{MODELS[row['model']]} {row['best']:.2f} ({row['mean']:.2f})" for row in longer["rows"])
-    lines += [
-        "",
-        f"1/C is {record['plateau']:.2f}. The best test accuracy of each run; {summed}. With up to {steps:,} steps the "
-        f"best seeds (and the means) get to: {later}. {conditions(record)}.",
-    ]
-    return "\n".join(lines)
-
-
 def generation_table(record: dict[str, Any]) -> str:
     """Markdown for results of ``swila bench generate``: the time of a token, and how many times less it is."""
     ways = list(record["timings"][0]["token_ms"])
@@ -119,44 +92,3 @@ def generation_table(record: dict[str, Any]) -> str:
         f"{conditions(record)}.",
     ]
     return "\n".join(lines)
-
-
-def conditions(record: dict[str, Any]) -> str:
-    """Where results were measured: hardware, versions, commit."""
-    where = record["environment"]
-    on_gpu = record["device"].startswith("cuda")
-    machine = ", ".join(where["gpus"]) if on_gpu else f"{where['cpu']} ({where['cores']} cores)"
-    packages = "".join(f", {name} {version}" for name, version in where["packages"].items())
-    return f"{machine}, torch {where['torch']}{packages}, Python {where['python']}, commit `{where['commit']}`"
-
-
-def tables(results: Path) -> dict[str, str]:
-    """All tables of the README, by the name of their markers."""
-    op = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
-    cdar, longer = (json.loads((results / f"cdar-tiny{suffix}.json").read_text()) for suffix in ("", "-long"))
-    rivals, generation = (json.loads((results / f"{name}-cuda.json").read_text()) for name in ("op", "generate"))
-    return {
-        "bench-op-cpu": op_table(op),
-        "bench-op-cuda": rivals_tables(rivals),
-        "bench-generate": generation_table(generation),
-        "run-cdar-tiny": cdar_table(cdar, longer),
-    }
-
-
-def insert(text: str, name: str, table: str) -> str:
-    """A text with what stands between the markers of that name replaced."""
-    begin, end = BEGIN.format(name=name), END.format(name=name)
-    head, rest = text.split(begin)
-    return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
-
-
-def update(readme: Path, results: Path) -> None:
-    """Rewrite the tables of a README from the results files beside it."""
-    text = readme.read_text()
-    for name, table in tables(results).items():
-        text = insert(text, name, table)
-    readme.write_text(text)
-
-
-if __name__ == "__main__":
-    update(Path("README.md"), Path("results"))

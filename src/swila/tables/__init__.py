@@ -1,0 +1,58 @@
+"""Tables for the README and the docs, made from results files: no number in the text that is not in one of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from swila.tables.benchmarks import generation_table, op_table, rivals_tables
+from swila.tables.experiments import (
+    cdar_table,
+    regbench_claims,
+    regbench_table,
+    regression_claims,
+    regression_table,
+)
+
+BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
+
+
+def tables(results: Path) -> dict[str, dict[str, str]]:
+    """All tables: document, from the repository's root -> name of the markers -> table."""
+
+    def load(name: str) -> dict:
+        return json.loads((results / f"{name}.json").read_text())
+
+    op = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
+    regression, regbench = load("softmax-regression"), load("regbench")
+    return {
+        "README.md": {
+            "bench-op-cpu": op_table(op),
+            "bench-op-cuda": rivals_tables(load("op-cuda")),
+            "bench-generate": generation_table(load("generate-cuda")),
+            "run-cdar-tiny": cdar_table(load("cdar-tiny"), load("cdar-tiny-long")),
+        },
+        "docs/reproduction.md": {
+            "softmax-regression-claims": regression_claims(regression),
+            "softmax-regression": regression_table(regression),
+            "regbench-claims": regbench_claims(regbench),
+            "regbench": regbench_table(regbench),
+        },
+    }
+
+
+def insert(text: str, name: str, table: str) -> str:
+    """A text with what stands between the markers of that name replaced."""
+    begin, end = BEGIN.format(name=name), END.format(name=name)
+    head, rest = text.split(begin)
+    return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+
+
+def update(root: Path) -> None:
+    """Rewrite the tables of the documents from the results beside them."""
+    for name, found in tables(root / "results").items():
+        document = root / name
+        text = document.read_text()
+        for marker, table in found.items():
+            text = insert(text, marker, table)
+        document.write_text(text)
