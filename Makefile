@@ -23,8 +23,8 @@ test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -q -n auto
 
 # Not the hundreds of random sizes: each would be compiled.
-test-gpu: $(READY)  ## the tests of operation, layers, models and generation on an NVIDIA GPU
-	@$(BIN)/python -m pytest -q --device cuda tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py -k 'not test_any_call'
+test-gpu: $(READY)  ## the tests of operation, layers, models, generation and captured training on an NVIDIA GPU
+	@$(BIN)/python -m pytest -q --device cuda tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py tests/tasks/test_regbench.py tests/training/test_chosen_weights.py -k 'not test_any_call'
 
 lint: $(READY)  ## style and types, as CI checks them
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -133,6 +133,7 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
             | {"mean": fmean(scores) if scores else None, "scores": scores}
             | {"seeds": [run["seed"] for run in chosen], "lrs": [run["lr"] for run in chosen]}
             | {"test": {name: fmean(run["test"][name] for run in chosen) for name in metrics}}
+            | {"tests": [run["test"] for run in chosen]}
             | {"best_epochs": [round(run["best_step"] / run["steps_per_epoch"], 1) for run in chosen]}
             | {"runs": len(members), "not_over": [run["name"] for run in members if "best" not in run]}
             | {"diverged": [run["name"] for run in members if run["status"] == "diverged"]}

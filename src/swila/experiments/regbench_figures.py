@@ -14,8 +14,7 @@ def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> li
     curves: dict[str, dict[str, dict[int, list[float]]]] = {"accuracy": {}, "tv": {}}
     for row in record["rows"]:
         curves["accuracy"].setdefault(row["model"], {})[row["train_examples"]] = row["scores"]
-        if row["test"]:
-            curves["tv"].setdefault(row["model"], {})[row["train_examples"]] = [row["test"]["tv"]]
+        curves["tv"].setdefault(row["model"], {})[row["train_examples"]] = [test["tv"] for test in row["tests"]]
     lines = {metric: {name: found[metric] for name, found in record["yardsticks"].items()} for metric in curves}
     panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
     for run in sorted(record["runs"].values(), key=lambda run: run["train_examples"]):
