@@ -87,12 +87,37 @@ def test_runs_need_not_be_over_to_be_drawn(swila, regression, tmp_path):
     (copy / "deltanet-H2-lr0.005-seed0" / "result.json").unlink()
     result = swila("plot", copy)
     assert result.exit_code == 0, result.output
-    assert "not over: deltanet-H2-lr0.005-seed0" in result.output
+    assert "not over, or failed: deltanet-H2-lr0.005-seed0" in result.output
     listed = swila("status", copy)
     assert "3 finished, 1 interrupted" in listed.output
     only = swila("status", copy, "--only", "interrupted")
     assert "deltanet-H2" in only.output
     assert "swila-H1J2" not in only.output
+
+
+def test_only_runs_of_one_task_are_joined(swila, regression, tmp_path):
+    result = swila("plot", regression[0], "results/softmax-regression.json", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "runs must be of one task to be joined, but task.dim is 16 there and 32 here" in result.stderr
+    longer = json.loads((regression[0] / "results.json").read_text())
+    for run in longer["runs"].values():
+        run["planned_steps"] = 99
+    (tmp_path / "longer.json").write_text(json.dumps(longer))
+    result = swila("plot", regression[0], tmp_path / "longer.json", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "must be trained alike to be joined, but " in result.stderr
+
+
+def test_what_cannot_be_read_is_passed_over(swila, regression, tmp_path):
+    copy = tmp_path / "runs"
+    shutil.copytree(regression[0], copy)
+    shutil.copytree(copy / "deltanet-H2-lr0.005-seed0", copy / ".deltanet-H2-lr0.005-seed0.discarded")
+    config = copy / "attention-H1-lr0.005-seed0" / "config.json"
+    config.write_text(json.dumps({"task_name": "Tetris"}))
+    result = swila("plot", copy)
+    assert result.exit_code == 0, result.output
+    assert "softmax attention" not in result.output
+    assert "4 finished" in swila("status", copy).output
 
 
 def test_status_tells_why_a_run_failed(swila, regression, tmp_path):
@@ -114,8 +139,17 @@ def test_status_tells_why_a_run_failed(swila, regression, tmp_path):
         (["plot", "pyproject.toml"], "runs must be directories of swila run, or their results.json, got pyproject"),
         (["plot", "results/op-cpu-plain.json"], "runs must be directories of swila run, or their results.json, got"),
         (["plot", "results/regbench.json", "results/softmax-regression.json"], "runs must be of one experiment, got"),
+        (
+            ["plot", "results/cdar-tiny.json"],
+            "runs must be of this version of swila, got a results file of another one",
+        ),
+        (["status", "docs", "--only", "done"], "only must be one of finished, solved, stopped, running, interrupted, "),
         (["status", "docs"], "runs must be directories of swila run, got docs, which holds none"),
         (["run", "softmax-regression", "--budget", "0"], "budget must be at least 1, got 0"),
+        (
+            ["run", "softmax-regression", "--preset", "small", "--model", "swila", "--budget", "16"],
+            "budget must have a configuration of swila in the preset small, got [16]",
+        ),
         (["run", "softmax-regression", "--precision", "fp8"], "precision must be one of float32, tf32, bfloat16, got"),
         (["run", "regbench", "--automata", "8"], "automata must be at least a batch of 32, got 8"),
         (["run", "regbench", "--model", "gpt"], "model must be one of temporal-swila, swila, dn-mom, deltanet, "),

@@ -239,6 +239,8 @@ def test_learning_rates_are_chosen_by_validation_and_scores_are_of_the_test_set(
     assert row["not_over"] == ["e"]
     assert row["diverged"] == ["c", "d"]
     assert row["test"] == {"r2": pytest.approx(0.7)}
+    with pytest.raises(ValueError, match="runs of swila H1 must be trained alike to be compared"):
+        choose_by_validation([runs[0] | {"planned_steps": 5}, runs[1] | {"planned_steps": 9}], ("model", "size"))
     (empty,) = choose_by_validation([unfinished], ("model", "size"))
     assert (empty["mean"], empty["scores"], empty["test"]) == (None, [], {})
 
@@ -246,6 +248,7 @@ def test_learning_rates_are_chosen_by_validation_and_scores_are_of_the_test_set(
 def test_records_are_joined_and_what_is_over_counts():
     over, not_over = judged("a", 0, 1e-3, 0.5, 0.9), {"name": "a", "model": "swila", "status": "running"}
     here = {"experiment": "regbench", "environment": {"commit": "x", "date": "1"}, "yardsticks": {}, "rows": []}
+    here |= {"task": {"symbols": 18}}
     there = here | {"environment": {"commit": "y", "date": "1"}}
     again = here | {"environment": {"commit": "x", "date": "2"}}
     more = {"train_examples": 1000, "curve": []}

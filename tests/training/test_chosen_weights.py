@@ -97,6 +97,51 @@ def test_interrupted_and_resumed(tmp_path, stop):
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in whole.items() if k != "seconds"}
 
 
+def test_a_second_interruption_within_a_step_saves_nothing(tmp_path, monkeypatch):
+    """What is half done is thrown away: the last whole step counts."""
+    run = trainer(tmp_path / "run", save_every=0)
+    update, done = type(run.session.updates)._update, []
+
+    def interrupted(self, rows):
+        update(self, rows)
+        done.append(1)
+        if len(done) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(run.session.updates), "_update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.fit()
+    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    steps = {int(state["step"]) for state in saved["optimizer"]["state"].values()}
+    assert steps == {saved["state"]["step"]} == {4}
+
+
+def test_routing_is_that_of_training(tmp_path):
+    """An evaluation leaves the statistics of the training call where a replayed graph writes them."""
+    options = {**MIXER, "track_routing": True}
+    run = trainer(tmp_path / "run")
+    run.make_model = lambda: RegressionModel(RegressionModelConfig(8, "swila", options))
+    session = run.session
+    session.advance()
+    before = session.model.mixer.last_call.stats
+    assert before is not None
+    session._judge(session.test)
+    assert session.model.mixer.last_call.stats is before
+    run.close()
+
+
+def test_precision_set_by_the_newer_switches_is_left_alone(tmp_path):
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has none")
+    usual = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert trainer(tmp_path / "run", replace(CONFIG, steps=2)).fit()["status"] == "finished"
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = usual
+
+
 def test_r2_is_pooled_over_everything():
     pairs = TASK.examples(7, "test")
     model = make_model().eval()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swila.cli.options import fail, one_line_errors
+
+if TYPE_CHECKING:
+    from swila.experiments.experiment import Experiment
 
 
 def plot(
@@ -45,18 +48,16 @@ def plot(
         draw(console, experiment, record, target, directory)
 
 
-def load(paths: list[Path]) -> tuple[Any, list[dict[str, Any]]]:
+def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
     """The experiment of some directories or results files, and a record of each."""
     import json
-
-    from swila.experiments.registry import EXPERIMENTS
 
     records: list[dict[str, Any]] = []
     for path in paths:
         known = path / "experiment.json"
         if path.is_dir() and known.exists():
             claimed = json.loads(known.read_text())
-            records.append(EXPERIMENTS[claimed["experiment"]].record(claimed["preset"], path))
+            records.append(_experiment(claimed["experiment"]).record(claimed["preset"], path))
             continue
         if path.is_dir() or not path.exists():
             raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}")
@@ -70,4 +71,12 @@ def load(paths: list[Path]) -> tuple[Any, list[dict[str, Any]]]:
     names = {record["experiment"] for record in records}
     if len(names) > 1:
         raise ValueError(f"runs must be of one experiment, got {' and '.join(sorted(names))}")
-    return EXPERIMENTS[names.pop()], records
+    return _experiment(names.pop()), records
+
+
+def _experiment(name: str) -> Experiment:
+    from swila.experiments.registry import EXPERIMENTS
+
+    if name not in EXPERIMENTS:
+        raise ValueError(f"runs must be of one of {', '.join(EXPERIMENTS)}, got {name}")
+    return EXPERIMENTS[name]

@@ -26,13 +26,13 @@ def show(console: Console, experiment: Experiment, record: dict[str, Any]) -> No
     for row in rows:
         style = "bold green" if top is not None and row[key] == top else None
         cells = [column.cell(row) for column in experiment.columns]
-        table.add_row(experiment.models[row["model"]], *cells, style=style)
+        table.add_row(experiment.models.get(row["model"], row["model"]), *cells, style=style)
     console.print(table)
     _warn(console, rows)
 
 
 def _warn(console: Console, rows: list[dict[str, Any]]) -> None:
-    for what, key in (("diverged", "diverged"), ("not over", "not_over")):
+    for what, key in (("diverged", "diverged"), ("not over, or failed", "not_over")):
         names = [name for row in rows for name in row[key]]
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -107,7 +107,7 @@ def softmax_regression(
     ] = None,
     budget: Annotated[
         list[int] | None,
-        typer.Option(help="State size in heads of D² scalars; repeat for several. All (H, J) with H J = B are run."),
+        typer.Option(help="State size in heads of D² scalars; repeat for several. Default: those of the preset."),
     ] = None,
     lr: Rates = None,
     seeds: Seeds = None,
@@ -173,7 +173,7 @@ def regbench(
 
     A problem shows strings of an automaton never met before; the model says which symbol comes next. An answer counts
     as right if the automaton allows it. How many automata must a model be trained on? Accuracy is that of the weights
-    with the lowest validation loss, on 500 test automata; validation and test are the same for all training sets.
+    with the lowest validation loss, on automata held out; validation and test are the same for all training sets.
 
     Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
     table, with hardware, versions and commit), accuracy.png, total-variation.png, progress.png, and a directory for
@@ -213,7 +213,7 @@ def _carry_out(
         console.print(f"[bold]{experiment.title}, {preset}[/]: {experiment.presets[preset].summary}")
         results = train(console, runs, directory, device, jobs, threads, fresh, tensorboard)
     with one_line_errors():
-        record = experiment.finish(preset, directory, device)
+        record = experiment.finish(preset, directory)
         if others := len(record["runs"]) - len(runs):
             console.print(f"with {others} runs of earlier commands in this directory")
         show(console, experiment, record)

@@ -9,14 +9,23 @@ import typer
 
 from swila.cli.options import one_line_errors
 
-COLOURS = {"solved": "green", "finished": "green", "running": "cyan", "diverged": "red", "failed": "red"}
+COLOURS = {
+    "finished": "green",
+    "solved": "green",
+    "stopped": "green",
+    "running": "cyan",
+    "interrupted": "yellow",
+    "waiting": "yellow",
+    "diverged": "red",
+    "failed": "red",
+}
 
 
 def status(
     runs: Annotated[list[Path], typer.Argument(help="Directories of swila run.")],
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Show these alone: finished, solved, diverged, failed, running, interrupted, waiting."),
+        typer.Option(help="Show these alone; repeat for several: " + ", ".join(COLOURS) + "."),
     ] = None,
 ) -> None:
     """Show which runs are finished, running, waiting, or failed, and why.
@@ -33,8 +42,10 @@ def status(
 
     console = Console()
     with one_line_errors():
-        paths = [path.parent for root in runs for path in _found(root)]
-    states = [(path.name, RunDirectory.status(path)) for path in paths]
+        for state in only or ():
+            if state not in COLOURS:
+                raise ValueError(f"only must be one of {', '.join(COLOURS)}, got {state}")
+        states = [(path.name, RunDirectory.status(path)) for root in runs for path in _found(root)]
     table = Table(box=None)
     for heading in ("run", "status", "step", "score", "time"):
         table.add_column(heading, header_style="bold", justify="left" if heading in ("run", "status") else "right")
@@ -42,7 +53,7 @@ def status(
         if only and found["status"] not in only:
             continue
         state = found["status"]
-        colour = COLOURS.get(state, "yellow")
+        colour = COLOURS.get(state, "white")
         reason = f" {escape(found['error'])}" if "error" in found else ""
         table.add_row(name, f"[{colour}]{state}[/]{reason}", *_cells(found))
     console.print(table)
@@ -51,7 +62,9 @@ def status(
 
 
 def _found(root: Path) -> list[Path]:
-    found = sorted(root.glob("*/config.json"))
+    from swila.training.run_directory import runs_below
+
+    found = runs_below(root)
     if not found:
         raise ValueError(f"runs must be directories of swila run, got {root}, which holds none")
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -11,9 +13,10 @@ from typing import Any, NamedTuple
 from swila.experiments.sweep import distinct
 from swila.experiments.training_run import TrainingRun
 from swila.training import RunDirectory
-from swila.training.run_directory import write_json
+from swila.training.run_directory import first_difference, runs_below, write_json
 
 RESULTS = "results.json"
+logger = logging.getLogger("swila")
 
 
 class Column(NamedTuple):
@@ -52,28 +55,31 @@ class Experiment:
     caption: Callable[[dict[str, Any]], str]
     draw: Callable[[dict[str, Any], Path, Path | None], list[list[Path]]]
 
-    def record(self, preset: str, directory: Path, device: str | None = None) -> dict[str, Any]:
+    def record(self, preset: str, directory: Path) -> dict[str, Any]:
         """All that is in a directory."""
-        order = list(self.models)
-        runs = sorted(runs_in(directory), key=lambda run: (order.index(run.label), run.size_order, run.training.lr))
+        if preset not in self.presets:
+            raise ValueError(f"preset must be one of {', '.join(self.presets)}, got {preset!r} in {directory}")
+        runs = runs_in(directory)
         if not runs:
             raise ValueError(f"{directory} holds no runs yet")
-        first, *more = distinct(RunDirectory.at(directory / run.name).environment for run in runs)
-        found = {run.name: _compact(run, directory) for run in runs}
-        return {
-            "experiment": self.name,
-            "preset": preset,
-            "environment": first,
-            **({"other_environments": more} if more else {}),
-            "device": device or ("cuda" if first["gpus"] else "cpu"),
-            **self.facts(self.presets[preset]),
-            "rows": self.summarize(list(found.values())),
-            "runs": found,
-        }
+        found = self._ordered(_compact(run, directory) for run in runs)
+        first, *more = distinct(RunDirectory.at(directory / name).environment for name in found)
+        return self._whole(
+            {
+                "experiment": self.name,
+                "preset": preset,
+                "environment": first,
+                **({"other_environments": more} if more else {}),
+                "device": next((run["device"] for run in found.values() if "device" in run), "cpu"),
+                "task": asdict(runs[0].task),
+                **self.facts(self.presets[preset]),
+            },
+            found,
+        )
 
-    def finish(self, preset: str, directory: Path, device: str) -> dict[str, Any]:
+    def finish(self, preset: str, directory: Path) -> dict[str, Any]:
         """The record of a directory, written into it."""
-        record = self.record(preset, directory, device)
+        record = self.record(preset, directory)
         write_json(directory / RESULTS, record)
         return record
 
@@ -82,20 +88,44 @@ class Experiment:
         runs: dict[str, Any] = {}
         places: list[dict[str, Any]] = []
         for record in records:
-            runs |= {name: run for name, run in record["runs"].items() if "best" not in runs.get(name, {})}
+            if difference := first_difference(records[0].get("task"), record.get("task"), "task"):
+                raise ValueError(f"runs must be of one task to be joined, but {difference}")
+            for name, run in record["runs"].items():
+                if "curve" not in run:
+                    raise ValueError("runs must be of this version of swila, got a results file of another one")
+                if name in runs and runs[name].get("planned_steps") != run.get("planned_steps"):
+                    raise ValueError(f"runs must be trained alike to be joined, but {name} has another number of steps")
+                if "best" not in runs.get(name, {}):
+                    runs[name] = run
             places += [record["environment"], *record.get("other_environments", [])]
-        order = list(self.models)
-        runs = dict(sorted(runs.items(), key=lambda item: (order.index(item[1]["model"]), item[1]["state"])))
         first, *more = distinct(places)
         found = {key: value for key, value in records[0].items() if key not in ("rows", "runs", "other_environments")}
-        found |= {"environment": first, **({"other_environments": more} if more else {})}
-        return {**found, "rows": self.summarize(list(runs.values())), "runs": runs}
+        return self._whole(found | {"environment": first, **({"other_environments": more} if more else {})}, runs)
+
+    def _whole(self, facts: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        runs = self._ordered(runs.values())
+        return {**facts, "rows": self.summarize(list(runs.values())), "runs": runs}
+
+    def _ordered(self, runs: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """By name; by model, size, learning rate and seed, models of one's own last."""
+        order = list(self.models)
+
+        def place(run: dict[str, Any]) -> tuple[Any, ...]:
+            model = order.index(run["model"]) if run["model"] in order else len(order)
+            return model, run["model"], [int(n) for n in re.findall(r"\d+", run["size"])], run["lr"], run["seed"]
+
+        return {run["name"]: run for run in sorted(runs, key=place)}
 
 
 def runs_in(directory: Path) -> list[TrainingRun]:
-    """All runs of a directory, over or not."""
-    found = [RunDirectory.at(path.parent) for path in sorted(directory.glob("*/config.json"))]
-    return [TrainingRun.from_config(each.config) for each in found]
+    """All runs of a directory, over or not; one that another version left, and this one cannot read, is passed over."""
+    found = []
+    for path in runs_below(directory):
+        try:
+            found.append(TrainingRun.from_config(RunDirectory.at(path).config))
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("%s is passed over: it cannot be read (%s: %s)", path, type(error).__name__, error)
+    return found
 
 
 def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
@@ -104,7 +134,8 @@ def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
     seen = "validation" if run.validation_examples else "test"
     score = f"{seen}/{run.kind.objective(run.task).score}"
     curve = [[line["step"], line[score]] for line in own.metrics()]
-    told = {key: status[key] for key in status if key not in ("pid", "host", "metric")}
+    hidden = ("pid", "host", "metric") if "best" in status else ("pid", "host", "metric", "steps")
+    told = {key: status[key] for key in status if key not in hidden}
     return {**run.facts(), **told, "curve": curve}
 
 
@@ -112,6 +143,7 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
     """A row for each value of ``key``: of each seed the learning rate with the lowest validation loss, on the test set.
 
     Runs that are not over are named in ``not_over``, those that diverged in ``diverged``; their best weights count.
+    Runs of one row must have the same number of steps before them.
     """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
@@ -120,6 +152,9 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
     table = []
     for row in rows.values():
         members = row.pop("runs")
+        if len(planned := {run.get("planned_steps") for run in members}) > 1:
+            name = " ".join(str(value) for value in row.values())
+            raise ValueError(f"runs of {name} must be trained alike to be compared, got {planned} steps")
         judged = [run for run in members if run.get("best") is not None]
         chosen = [
             min((run for run in judged if run["seed"] == seed), key=lambda run: run["validation"]["loss"])
@@ -132,6 +167,7 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
             | {"state": members[0]["state"], "parameters": members[0]["parameters"]}
             | {"mean": fmean(scores) if scores else None, "scores": scores}
             | {"seeds": [run["seed"] for run in chosen], "lrs": [run["lr"] for run in chosen]}
+            | {"chosen": [run["name"] for run in chosen]}
             | {"test": {name: fmean(run["test"][name] for run in chosen) for name in metrics}}
             | {"tests": [run["test"] for run in chosen]}
             | {"best_epochs": [round(run["best_step"] / run["steps_per_epoch"], 1) for run in chosen]}

@@ -178,8 +178,8 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None, patience: int | None) -> TrainingConfig:
     """As in RegBench: AdamW, a tenth of warm-up from 1e-6, a cosine to a tenth of the learning rate."""
-    passes = epochs or p.epochs
-    steps = max(passes * count // p.batch_size, 1)
+    steps = max((epochs or p.epochs) * count // p.batch_size, 1)
+    eval_every = max(steps // p.looks, 1)
     return TrainingConfig(
         steps,
         p.batch_size,
@@ -190,9 +190,9 @@ def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None, p
         warmup_from=min(1e-6, lr),
         min_lr=0.1,
         clip=1.0,
-        eval_every=max(steps // p.looks, 1),
+        eval_every=eval_every,
         stop_at=None,
-        patience=None if patience is None else math.ceil(patience * p.looks / passes),
+        patience=None if patience is None else math.ceil(patience * count / p.batch_size / eval_every),
         precision="bfloat16",
         seed=seed,
     )

@@ -17,7 +17,9 @@ def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> li
         curves["tv"].setdefault(row["model"], {})[row["train_examples"]] = [test["tv"] for test in row["tests"]]
     lines = {metric: {name: found[metric] for name, found in record["yardsticks"].items()} for metric in curves}
     panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
-    for run in sorted(record["runs"].values(), key=lambda run: run["train_examples"]):
+    shown = {name for row in record["rows"] for name in (*row["chosen"], *row["not_over"])}
+    runs = [run for name, run in record["runs"].items() if name in shown and run["curve"]]
+    for run in sorted(runs, key=lambda run: run["train_examples"]):
         panel = panels.setdefault(f"{run['train_examples']:,} automata", {})
         epochs = [(step / run["steps_per_epoch"], score) for step, score in run["curve"]]
         panel.setdefault(run["model"], []).append(epochs)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from swila.experiments import (
     cdar,
     cdar_figures,
@@ -28,21 +25,13 @@ def _of_seeds(heading: str) -> Column:
     return Column(heading, lambda row: spread(row["scores"]))
 
 
-def _metric(heading: str, name: str) -> Column:
-    return Column(heading, lambda row: f"{row['test'][name]:.3f}" if name in row["test"] else "")
-
-
-def _best_epoch(row: dict[str, Any]) -> str:
-    return ", ".join(f"{epoch:g}" for epoch in row["best_epochs"])
-
-
 CDAR = Experiment(
     name="cdar",
     title="CDAR",
     presets=cdar.PRESETS,
     models=cdar.MODELS,
     summarize=cdar.summarize,
-    facts=lambda preset: {"plateau": preset.task.plateau, "task": asdict(preset.task)},
+    facts=lambda preset: {"plateau": preset.task.plateau},
     columns=(
         Column("width", lambda row: str(row["hidden_size"])),
         Column("layers", lambda row: str(row["layers"])),
@@ -65,7 +54,7 @@ SOFTMAX_REGRESSION = Experiment(
     presets=softmax_regression.PRESETS,
     models=softmax_regression.MODELS,
     summarize=softmax_regression.summarize,
-    facts=lambda preset: {"task": asdict(preset.task)},
+    facts=lambda preset: {},
     columns=(
         Column("heads, mixtures", lambda row: row["size"] + (" *" if row["best_of_budget"] else "")),
         _count("state"),
@@ -82,15 +71,13 @@ REGBENCH = Experiment(
     presets=regbench.PRESETS,
     models=regbench.MODELS,
     summarize=regbench.summarize,
-    facts=lambda preset: {"task": asdict(preset.task), **regbench.yardsticks(preset)},
+    facts=regbench.yardsticks,
     columns=(
         Column("automata", lambda row: f"{row['train_examples']:,}"),
-        _count("state"),
         _count("parameters"),
         _of_seeds("test accuracy"),
-        _metric("TV", "tv"),
-        _metric("test loss", "loss"),
-        Column("best epoch", _best_epoch),
+        Column("TV", lambda row: f"{row['test']['tv']:.3f}" if row["test"] else ""),
+        Column("best epoch", lambda row: ", ".join(f"{epoch:.0f}" for epoch in row["best_epochs"])),
     ),
     caption=lambda record: (
         "share of legal symbols, mean over seeds (lowest–highest); n-grams of the same strings: "

@@ -143,15 +143,17 @@ def make_runs(
         for model in dict.fromkeys(models or MODELS)
         for pair in configurations(model, p, sorted(set(budgets or p.budgets)))
     ]
-    changed: dict[str, Any] = {"steps": steps, "precision": precision}
+    if budgets and (empty := [model for model in models or MODELS if not any(model == found for found, _ in grid)]):
+        raise ValueError(f"budget must have a configuration of {empty[0]} in the preset {preset}, got {list(budgets)}")
+    warmup = p.training.warmup_steps * steps // p.training.steps if steps else None
+    given = {"steps": steps, "warmup_steps": warmup, "precision": precision}
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     runs = []
     for seed, lr in product(dict.fromkeys(range(p.seeds) if seeds is None else seeds), dict.fromkeys(lrs or p.lrs)):
         for model, (H, J) in grid:
             size = f"H{H}J{J}" if model == "swila" else f"H{H}"
             config = RegressionModelConfig(p.task.dim, *mixer_of(model, p, H, J))
-            training = replace(
-                p.training, lr=lr, seed=seed, **{name: value for name, value in changed.items() if value}
-            )
+            training = replace(p.training, lr=lr, seed=seed, **changed)
             runs.append(TrainingRun(model, size, p.task, config, training, p.train_examples, p.held_out, p.held_out))
     return runs
 
@@ -164,5 +166,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if row["model"] == "swila" and row["mean"] is not None:
             best[row["state"]] = max(row["mean"], best.get(row["state"], row["mean"]))
     for row in rows:
-        row["best_of_budget"] = row["model"] == "swila" and row["mean"] == best.get(row["state"])
+        row["best_of_budget"] = (
+            row["model"] == "swila" and row["mean"] is not None and row["mean"] == best[row["state"]]
+        )
     return rows

@@ -192,8 +192,12 @@ class _UnderWay:
             return None, {"status": "failed", "error": f"{type(error).__name__}: {error}"}
 
     def save(self) -> None:
-        if self.training is not None:
+        if self.training is None:
+            return
+        try:
             self.training.save()
+        except Exception as error:  # the others are still to be saved
+            self.directory.note_failure(error)
 
     def close(self) -> None:
         if self.training is not None:

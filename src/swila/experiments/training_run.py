@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -83,11 +82,6 @@ class TrainingRun:
         return f"{self.label}-{self.size}-lr{self.training.lr:g}-seed{self.training.seed}"
 
     @property
-    def size_order(self) -> list[int]:
-        """The numbers in its size, to sort by."""
-        return [int(number) for number in re.findall(r"\d+", self.size)]
-
-    @property
     def kind(self) -> Kind:
         """What belongs to its task."""
         return KINDS[type(self.task).__name__]
@@ -147,6 +141,8 @@ class TrainingRun:
             "steps_per_epoch": self.train_examples / training.batch_size,
             "lr": training.lr,
             "seed": training.seed,
+            "planned_steps": training.steps,
+            "precision": training.precision,
         }
 
     def load(self, path: Path) -> Any:
@@ -155,5 +151,5 @@ class TrainingRun:
         if checkpoint is None:
             raise ValueError(f"{path} has no checkpoint yet")
         model = self.kind.model(self.model)
-        model.load_state_dict(checkpoint["model"] if checkpoint["best_model"] is None else checkpoint["best_model"])
+        model.load_state_dict(checkpoint.get("best_model") or checkpoint["model"])
         return model.eval()

@@ -83,7 +83,12 @@ def run_in_workers(
                 if worker not in workers:
                     continue
                 if waiting:
-                    worker.take(waiting.pop(0))
+                    run = waiting.pop(0)
+                    try:
+                        worker.take(run)
+                    except OSError:  # it died between two runs: another one takes this
+                        waiting.insert(0, run)
+                        workers.remove(worker)
                 else:
                     workers.remove(worker)
                     worker.pipe.close()

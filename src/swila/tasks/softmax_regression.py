@@ -85,14 +85,9 @@ class SoftmaxRegression:
 
 
 def attention_targets(inputs: Tensor, teacher: Teacher) -> Tensor:
-    """The head's outputs for ``inputs [N, T, D]``, in plain float32 whatever the precision of matrix products."""
-    usual = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        q, k, v = (inputs @ projection.to(inputs).T for projection in teacher[1:])
-        # q · k / τ with τ = √D / 2; softmax and sums in the order of a plain implementation, not of a fused kernel
-        logits = 2 / inputs.shape[-1] ** 0.5 * (q @ k.mT)
-        ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=inputs.device).triu(1)
-        return logits.masked_fill(ahead, -torch.inf).softmax(-1) @ v
-    finally:
-        torch.set_float32_matmul_precision(usual)
+    """The head's outputs for ``inputs [N, T, D]``, computed in float64: no setting of matrix products reaches them."""
+    x = inputs.double()
+    q, k, v = (x @ projection.to(x).T for projection in teacher[1:])
+    logits = 2 / inputs.shape[-1] ** 0.5 * (q @ k.mT)  # q · k / τ with τ = √D / 2
+    ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=inputs.device).triu(1)
+    return (logits.masked_fill(ahead, -torch.inf).softmax(-1) @ v).to(inputs.dtype)

@@ -14,8 +14,8 @@ from swila.tasks import stream
 class Place:
     """A device with random numbers of one's own, and on a GPU a stream of one's own.
 
-    Inside :meth:`entered`, torch's global generators are those of the run, and so is the precision of matrix products;
-    outside they are the caller's. What runs enqueue on a GPU overlaps.
+    Inside :meth:`entered`, torch's global generators are those of the run, and so is a GPU's precision of matrix
+    products; outside they are the caller's. What runs enqueue on a GPU overlaps.
 
     Args:
         device: where.
@@ -38,16 +38,14 @@ class Place:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Compute here."""
-        outside, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+        outside = torch.get_rng_state()
         torch.set_rng_state(self._cpu_rng)
-        torch.set_float32_matmul_precision("highest" if self.precision == "float32" else "high")
         try:
             with self._on_the_gpu() if self.stream is not None else nullcontext():
                 yield
         finally:
             self._cpu_rng = torch.get_rng_state()
             torch.set_rng_state(outside)
-            torch.set_float32_matmul_precision(precision)
 
     @contextmanager
     def _on_the_gpu(self) -> Iterator[None]:
@@ -56,7 +54,7 @@ class Place:
         outside = generator.graphsafe_get_state()
         generator.graphsafe_set_state(self._generator)
         try:
-            with torch.cuda.device(self._index), torch.cuda.stream(self.stream):
+            with torch.cuda.device(self._index), torch.cuda.stream(self.stream), _products(self.precision):
                 yield
         finally:
             generator.graphsafe_set_state(outside)
@@ -68,7 +66,10 @@ class Place:
 
     def seed(self, seed: int, purpose: str) -> None:
         """Begin a stream of random numbers for one purpose; to be called inside."""
-        torch.manual_seed(int(torch.randint(2**62, (1,), generator=stream(seed, purpose), device="cpu")))
+        number = int(torch.randint(2**62, (1,), generator=stream(seed, purpose), device="cpu"))
+        torch.default_generator.manual_seed(number)
+        if self.stream is not None:
+            torch.cuda.default_generators[self._index].manual_seed(number)
 
     def random_state(self) -> dict[str, Any]:
         """Where the random numbers stand; to be called inside."""
@@ -80,3 +81,18 @@ class Place:
         torch.set_rng_state(state["cpu"])
         if self.stream is not None and state["cuda"] is not None:
             torch.cuda.set_rng_state(state["cuda"], self.device)
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Matrix products of float32 numbers as the precision says."""
+    try:
+        usual = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by torch's newer switches, which do not go with this one: the caller's choice stays
+        yield
+        return
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(usual)

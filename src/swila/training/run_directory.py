@@ -95,7 +95,8 @@ class RunDirectory:
         """Note that a process is at work here, and forget why an earlier one failed."""
         (self.path / "error.json").unlink(missing_ok=True)
         self._noted = time.monotonic()
-        write_json(self.path / "progress.json", {"step": 0, "pid": os.getpid(), "host": socket.gethostname()})
+        before = _read(self.path / "progress.json") or {"step": 0}
+        write_json(self.path / "progress.json", before | {"pid": os.getpid(), "host": socket.gethostname()})
 
     def note_progress(self, progress: Any) -> None:
         """Note how far it is, every few seconds."""
@@ -115,16 +116,15 @@ class RunDirectory:
 
         The status is that of the result, or ``"failed"``, ``"running"``, ``"interrupted"`` or ``"waiting"``.
         """
-        files = {name: path / f"{name}.json" for name in ("result", "error", "progress")}
-        found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-        if "result" in found:
-            return found["result"]
-        progress = found.get("progress", {})
-        if "error" in found:
-            return {**progress, "status": "failed", "error": found["error"]["error"]}
-        if progress:
-            return {**progress, "status": "running" if _alive(progress) else "interrupted"}
-        return {"status": "interrupted" if (path / "checkpoint.pt").exists() else "waiting"}
+        error, progress = _read(path / "error.json"), _read(path / "progress.json") or {}
+        state = "interrupted" if progress or (path / "checkpoint.pt").exists() else "waiting"
+        if progress and _alive(progress):
+            state = "running"
+        if (result := _read(path / "result.json")) is not None:  # the last to be read: a run may end meanwhile
+            return result
+        if error is not None:
+            return {**progress, "status": "failed", "error": error["error"]}
+        return {**progress, "status": state}
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, in one stroke."""
@@ -153,6 +153,19 @@ class RunDirectory:
             except json.JSONDecodeError:
                 break
         return lines
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A file, or None if it is not there; files are written in one stroke."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def runs_below(directory: Path) -> list[Path]:
+    """The run directories in a directory; hidden ones are on their way out."""
+    return sorted(path.parent for path in directory.glob("*/config.json") if not path.parent.name.startswith("."))
 
 
 def _alive(progress: dict[str, Any]) -> bool:

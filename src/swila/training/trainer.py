@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
 import threading
@@ -93,9 +94,12 @@ class Trainer:
             return result
         try:
             with interrupts_as_flag() as interrupted:
+                self.directory.note_start()
                 while not self.over:
+                    progress = self.advance()
+                    self.directory.note_progress(progress)
                     try:
-                        self.report(self.advance())
+                        self.report(progress)
                     except KeyboardInterrupt:
                         interrupted.set()
                     if interrupted.is_set():
@@ -145,6 +149,8 @@ class Trainer:
         if self._session is not None:
             self._session.writer.close()
             self._session = None
+            if self.device.type == "cuda":  # a compiled model is a cycle, and holds the memory of its graph
+                gc.collect()
 
 
 class _Session:
@@ -230,9 +236,13 @@ class _Session:
 
     def _judge(self, data: Rows) -> dict[str, float]:
         self.model.eval()
+        # statistics of training: a replayed graph writes to these tensors, but does not note again where they are
+        kept = [(call, call.stats) for module in self.model.modules() if (call := getattr(module, "last_call", None))]
         # of another shape than the updates: not worth a compilation of its own
         with self.place.calculation(), torch.compiler.set_stance("force_eager"):
             found = self.objective.evaluate(self.model, data, self.at_a_look)
+        for call, stats in kept:
+            call.stats = stats
         self.model.train()
         return found
 
@@ -249,8 +259,9 @@ class _Session:
                 result["best"] = result["test"][self.objective.score]
         return result | {
             "best_step": state["best_step"],
-            "final": state["score"],
+            "final" if self.validation is None else "final_validation": state["score"],
             "steps": state["step"],
+            "device": str(self.place.device),
             "seconds": round(self.seconds, 3),
         }
 

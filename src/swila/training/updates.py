@@ -70,6 +70,7 @@ class CapturedUpdates(Updates):
     """
 
     WARM_UP = 3
+    AHEAD = 2  # calls of run that may be waiting on the GPU
 
     def __init__(
         self, model: nn.Module, objective: Objective, train: Rows, config: TrainingConfig, place: Place
@@ -85,10 +86,13 @@ class CapturedUpdates(Updates):
         for part in parts():
             part.compile(dynamic=False)
         self.run_before = 0
+        self.turns: list[torch.cuda.Event] = []
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, first: int, count: int) -> None:
         """Updates ``first`` to ``first + count - 1``."""
+        if len(self.turns) == self.AHEAD:  # the host is not to run on: it could then not be stopped soon
+            self.turns.pop(0).synchronize()
         self.step.fill_(first)
         for _ in range(count):
             if self.graph is not None:
@@ -99,6 +103,8 @@ class CapturedUpdates(Updates):
             self.run_before += 1
             if self.run_before == self.WARM_UP:
                 self.graph = self._captured()
+        self.turns.append(torch.cuda.Event())
+        self.turns[-1].record()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """See :meth:`Updates.load_optimizer`."""
@@ -107,7 +113,7 @@ class CapturedUpdates(Updates):
 
     def _steer(self) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"], group["capturable"] = self.rate, True
+            group["lr"] = self.rate
 
     def _next(self) -> None:
         self.rate.copy_(self.rates[self.step][0])
@@ -115,6 +121,8 @@ class CapturedUpdates(Updates):
         self.step += 1
 
     def _captured(self) -> torch.cuda.CUDAGraph:
+        for group in self.optimizer.param_groups:
+            group["capturable"] = True
         self.optimizer.zero_grad(set_to_none=True)  # gradients are to lie in the graph's own memory
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
