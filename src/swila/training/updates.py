@@ -49,6 +49,8 @@ class Updates:
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Go on from the state of an optimizer, of whichever kind of updates."""
         self.optimizer.load_state_dict(state)
+        for group in self.optimizer.param_groups:
+            group["capturable"] = False
 
     def _update(self, rows: Tensor) -> None:
         with self.place.calculation():
