@@ -95,6 +95,12 @@ def test_runs_need_not_be_over_to_be_drawn(swila, regression, tmp_path):
     assert "swila-H1J2" not in only.output
 
 
+def test_a_directory_of_experiments_names_them(swila, regression):
+    result = swila("plot", regression[0].parent)
+    assert result.exit_code == 2
+    assert "; there are some in it: runs" in result.stderr
+
+
 def test_only_runs_of_one_task_are_joined(swila, regression, tmp_path):
     result = swila("plot", regression[0], "results/softmax-regression.json", "--out", tmp_path)
     assert result.exit_code == 2
@@ -128,14 +134,15 @@ def test_status_tells_why_a_run_failed(swila, regression, tmp_path):
     (run / "error.json").write_text(json.dumps({"error": "OutOfMemoryError: [sic]", "traceback": ""}))
     result = swila("status", copy)
     assert result.exit_code == 0
-    assert "failed OutOfMemoryError: [sic]" in result.output
+    assert "deltanet-H2-lr0.005-seed0 failed: OutOfMemoryError: [sic]" in result.output
     assert "3 finished, 1 failed" in result.output
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plot", "nowhere"], "runs must be directories of swila run, or their results.json, got nowhere"),
+        (["plot", "nowhere"], "nowhere does not exist; runs are directories of swila run, or their results.json"),
+        (["plot", "docs"], "runs must be directories of swila run, or their results.json, got docs"),
         (["plot", "pyproject.toml"], "runs must be directories of swila run, or their results.json, got pyproject"),
         (["plot", "results/op-cpu-plain.json"], "runs must be directories of swila run, or their results.json, got"),
         (["plot", "results/regbench.json", "results/softmax-regression.json"], "runs must be of one experiment, got"),

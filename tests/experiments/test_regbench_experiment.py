@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swila.experiments.regbench import MODELS, PRESETS, make_runs, yardsticks
+from swila.experiments.regbench import MODELS, PAPER, PRESETS, make_runs, yardsticks
 from swila.experiments.registry import REGBENCH
 from swila.experiments.sweep import run_all
 
@@ -18,7 +18,7 @@ def shortened(runs, **training):
 
 def test_the_papers_models():
     runs = {run.label: run for run in make_runs("small")}
-    assert list(runs) == list(MODELS)
+    assert list(runs) == list(PAPER)
     for label, run in runs.items():
         sizes = run.sizes()
         assert (run.model.hidden_size, run.model.num_layers, run.model.embed_dropout) == (256, 8, 0.1)
@@ -95,7 +95,7 @@ def test_yardsticks_of_the_tiny_task():
 
 
 def test_every_model_trains_and_is_summarized(tmp_path):
-    runs = shortened(make_runs("tiny"), steps=4, eval_every=2)
+    runs = shortened(make_runs("tiny", list(MODELS)), steps=4, eval_every=2)
     results = run_all(runs, tmp_path, tensorboard=False)
     record = REGBENCH.record("tiny", tmp_path)
     assert [row["model"] for row in record["rows"]] == list(MODELS)
@@ -106,6 +106,18 @@ def test_every_model_trains_and_is_summarized(tmp_path):
     json.dumps(record)
     for paths in REGBENCH.draw(record, tmp_path, None):
         assert all(path.stat().st_size > 3000 for path in paths)
+
+
+def test_a_model_of_ones_own(tmp_path):
+    """Made from a run of the preset, it stands beside the others under its own name."""
+    (run,) = shortened(make_runs("tiny", ["deltanet"]), steps=2, eval_every=2)
+    mine = replace(run, label="mine", model=replace(run.model, num_layers=1))
+    record = REGBENCH.run([run, mine], tmp_path / "runs", "tiny", tensorboard=False)
+    assert [row["model"] for row in record["rows"]] == ["deltanet", "mine"]
+    assert record == json.loads((tmp_path / "runs" / "results.json").read_text())
+    assert REGBENCH.draw(record, tmp_path, None)
+    with pytest.raises(ValueError, match="holds another experiment"):
+        REGBENCH.run([run], tmp_path / "runs", "small")
 
 
 def test_a_language_is_learnt_in_context(tmp_path):

@@ -207,6 +207,29 @@ def test_a_failure_is_noted_and_forgotten(tmp_path, monkeypatch):
     assert not (tmp_path / "broken" / "error.json").exists()
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_broken_directory_does_not_stop_the_others(tmp_path, jobs):
+    def report(news):
+        if not (tmp_path / "broken-later").is_file():  # while the first one runs
+            (tmp_path / "broken-later" / "config.json").unlink()
+            (tmp_path / "broken-later" / "environment.json").unlink()
+            (tmp_path / "broken-later").rmdir()
+            (tmp_path / "broken-later").write_text("a file")
+
+    runs = [Odd("a"), Odd("b"), Odd("broken-later"), Odd("c")]
+    results = run_all(runs, tmp_path, jobs=jobs, report=report)
+    assert results["broken-later"]["status"] == "failed"
+    assert "is a file" in results["broken-later"]["error"]
+    assert [results[name]["status"] for name in "abc"] == ["finished"] * 3
+
+
+def test_a_checkpoint_that_cannot_be_read(tmp_path):
+    directory = RunDirectory(tmp_path / "run", {})
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(b"half a checkpoint")
+    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; delete it to begin the run anew"):
+        directory.load_checkpoint()
+
+
 def test_progress_is_noted_now_and_then(tmp_path, monkeypatch):
     directory = RunDirectory(tmp_path / "run", {})
     directory.note_start()

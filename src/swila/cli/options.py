@@ -47,8 +47,8 @@ def parse_device(text: str) -> str:
         device = torch.device(text)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {text!r} cannot be used here: {reason}") from None
+        reason = str(error).splitlines()[0].split("Expected one of")[0].strip()
+        raise ValueError(f"device {text!r} cannot be used here (cpu, cuda and cuda:1 are devices): {reason}") from None
     return text
 
 

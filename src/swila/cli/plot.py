@@ -40,7 +40,7 @@ def plot(
         experiment, records = load(runs)
         record = experiment.join(records)
         directory = runs[0] if len(runs) == 1 and runs[0].is_dir() else None
-        target = out or (runs[0] if runs[0].is_dir() else runs[0].parent)
+        target = out or (runs[0] if runs[0].is_dir() else Path("runs") / "figures")
         target.mkdir(parents=True, exist_ok=True)
         if out is not None:
             write_json(out / RESULTS, record)
@@ -59,8 +59,12 @@ def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
             claimed = json.loads(known.read_text())
             records.append(_experiment(claimed["experiment"]).record(claimed["preset"], path))
             continue
-        if path.is_dir() or not path.exists():
-            raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}")
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; runs are directories of swila run, or their results.json")
+        if path.is_dir():
+            inside = sorted(each.parent.name for each in path.glob("*/experiment.json"))
+            hint = f"; there are some in it: {', '.join(inside)}" if inside else ""
+            raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}{hint}")
         try:
             record = json.loads(path.read_text())
         except ValueError:

@@ -151,7 +151,10 @@ def regbench(
     ] = "tiny",
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Model to train; repeat for several: temporal-swila, swila, dn-mom, deltanet, attention."),
+        typer.Option(
+            help="Model to train; repeat for several: temporal-swila, swila, dn-mom, deltanet, attention, "
+            "gated-deltanet, kda, fox. Default: the first five."
+        ),
     ] = None,
     automata: Annotated[
         list[int] | None, typer.Option(help="Size of the training set; repeat for several.", min=1)
@@ -211,6 +214,8 @@ def _carry_out(
         device = parse_device(device)
         claim(directory, {"experiment": experiment.name, "preset": preset})
         console.print(f"[bold]{experiment.title}, {preset}[/]: {experiment.presets[preset].summary}")
+        if device == "cpu" and preset != "tiny":
+            console.print("[yellow]this size is for a GPU (--device cuda): on a CPU the data alone take minutes[/]")
         results = train(console, runs, directory, device, jobs, threads, fresh, tensorboard)
     with one_line_errors():
         record = experiment.finish(preset, directory)

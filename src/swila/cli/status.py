@@ -46,17 +46,21 @@ def status(
             if state not in COLOURS:
                 raise ValueError(f"only must be one of {', '.join(COLOURS)}, got {state}")
         states = [(path.name, RunDirectory.status(path)) for root in runs for path in _found(root)]
-    table = Table(box=None)
+    table, reasons = Table(box=None), list[str]()
     for heading in ("run", "status", "step", "score", "time"):
-        table.add_column(heading, header_style="bold", justify="left" if heading in ("run", "status") else "right")
+        left = heading in ("run", "status")
+        table.add_column(heading, header_style="bold", justify="left" if left else "right", no_wrap=True)
     for name, found in states:
         if only and found["status"] not in only:
             continue
         state = found["status"]
         colour = COLOURS.get(state, "white")
-        reason = f" {escape(found['error'])}" if "error" in found else ""
-        table.add_row(name, f"[{colour}]{state}[/]{reason}", *_cells(found))
+        table.add_row(name, f"[{colour}]{state}[/]", *_cells(found))
+        if "error" in found:
+            reasons.append(f"[red]{name}[/] failed: {escape(found['error'].splitlines()[0])}")
     console.print(table)
+    for reason in reasons:
+        console.print(reason, soft_wrap=True, highlight=False)
     counts = Counter(found["status"] for _, found in states)
     console.print(", ".join(f"{count} {state}" for state, count in counts.most_common()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from swila.experiments.sweep import distinct
+from swila.experiments.sweep import claim, distinct, run_all
 from swila.experiments.training_run import TrainingRun
 from swila.training import RunDirectory
 from swila.training.run_directory import first_difference, runs_below, write_json
@@ -71,11 +72,24 @@ class Experiment:
                 "environment": first,
                 **({"other_environments": more} if more else {}),
                 "device": next((run["device"] for run in found.values() if "device" in run), "cpu"),
-                "task": asdict(runs[0].task),
+                "task": json.loads(json.dumps(asdict(runs[0].task))),  # as it comes back from a file
                 **self.facts(self.presets[preset]),
             },
             found,
         )
+
+    def run(self, runs: Sequence[TrainingRun], directory: Path, preset: str, **options: Any) -> dict[str, Any]:
+        """Run some runs, of a preset or made from one, in a directory that ``swila status`` and ``plot`` know.
+
+        Args:
+            runs: all with names of their own.
+            directory: new, or of the same experiment and preset.
+            preset: that the runs were made from.
+            options: of :func:`swila.experiments.sweep.run_all`.
+        """
+        claim(directory, {"experiment": self.name, "preset": preset})
+        run_all(runs, directory, **options)
+        return self.finish(preset, directory)
 
     def finish(self, preset: str, directory: Path) -> dict[str, Any]:
         """The record of a directory, written into it."""
@@ -93,8 +107,9 @@ class Experiment:
             for name, run in record["runs"].items():
                 if "curve" not in run:
                     raise ValueError("runs must be of this version of swila, got a results file of another one")
-                if name in runs and runs[name].get("planned_steps") != run.get("planned_steps"):
-                    raise ValueError(f"runs must be trained alike to be joined, but {name} has another number of steps")
+                for key in ("planned_steps", "precision", "train_examples", "parameters"):
+                    if name in runs and runs[name].get(key) != run.get(key):
+                        raise ValueError(f"runs must be trained alike to be joined, but {name} has another {key}")
                 if "best" not in runs.get(name, {}):
                     runs[name] = run
             places += [record["environment"], *record.get("other_environments", [])]
@@ -122,8 +137,10 @@ def runs_in(directory: Path) -> list[TrainingRun]:
     found = []
     for path in runs_below(directory):
         try:
-            found.append(TrainingRun.from_config(RunDirectory.at(path).config))
-        except (KeyError, TypeError, ValueError) as error:
+            own = RunDirectory.at(path)
+            own.metrics()
+            found.append(TrainingRun.from_config(own.config))
+        except (KeyError, TypeError, ValueError, OSError) as error:
             logger.warning("%s is passed over: it cannot be read (%s: %s)", path, type(error).__name__, error)
     return found
 
@@ -180,6 +197,6 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
 def spread(scores: Sequence[float]) -> str:
     """``0.912`` of one seed, ``0.912 (0.905–0.917)`` of several."""
     if not scores:
-        return ""
+        return "not over"
     ends = f" ({min(scores):.3f}–{max(scores):.3f})" if len(scores) > 1 else ""
     return f"{fmean(scores):.3f}{ends}"

@@ -20,7 +20,11 @@ MODELS = {
     "dn-mom": "DN-MoM",
     "deltanet": "DeltaNet",
     "attention": "Transformer",
+    "gated-deltanet": "Gated DeltaNet",
+    "kda": "KDA",
+    "fox": "FoX",
 }
+PAPER = ("temporal-swila", "swila", "dn-mom", "deltanet", "attention")
 ORDERS = (1, 2, 3, 4)  # of the n-grams to compare with
 
 
@@ -97,12 +101,14 @@ def mixer_of(model: str, hidden_size: int) -> tuple[str, dict[str, Any]]:
         temporal = model == "temporal-swila"
         options = {"num_heads": 2, "num_mixtures": 2, "temporal": temporal, "balance_marginal": 5e-3}
         return "swila", options | head
-    if model == "deltanet":
-        return "deltanet", {"num_heads": 4} | head
+    if model in ("deltanet", "gated-deltanet", "kda"):
+        return model, {"num_heads": 4, "use_output_gate": False} | head
     if model == "dn-mom":
         return "mom", {"num_heads": 1, "num_memories": 4, "top_k": 2, "balance_scale": 0.01} | head
     if model == "attention":
         return "attention", {"num_heads": 4, "qkv_bias": True, "out_bias": True}
+    if model == "fox":
+        return "fox", {"num_heads": 4, "qkv_bias": True}
     raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
 
 
@@ -128,7 +134,7 @@ def make_runs(
         sorted(set(automata or p.automata)),
         dict.fromkeys(range(p.seeds) if seeds is None else seeds),
         dict.fromkeys(lrs or (p.lr,)),
-        dict.fromkeys(models or MODELS),
+        dict.fromkeys(models or PAPER),
     )
     for count, seed, lr, model in grid:
         if count < p.batch_size:

@@ -19,9 +19,12 @@ def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> li
     panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
     shown = {name for row in record["rows"] for name in (*row["chosen"], *row["not_over"])}
     runs = [run for name, run in record["runs"].items() if name in shown and run["curve"]]
+    latest = max((epoch for row in record["rows"] for epoch in row["best_epochs"]), default=0)
     for run in sorted(runs, key=lambda run: run["train_examples"]):
         panel = panels.setdefault(f"{run['train_examples']:,} automata", {})
         epochs = [(step / run["steps_per_epoch"], score) for step, score in run["curve"]]
+        if latest:  # what follows the chosen weights is the same everywhere: training data are learnt by heart
+            epochs = [(epoch, score) for epoch, score in epochs if epoch <= 3 * latest]
         panel.setdefault(run["model"], []).append(epochs)
     return [
         sample_efficiency(curves["accuracy"], MODELS, lines["accuracy"], "RegBench", out / "accuracy"),

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -147,7 +147,7 @@ def take_turns(
             while waiting or under_way:
                 while waiting and len(under_way) < jobs:
                     run = waiting.pop(0)
-                    under_way[run.name] = _UnderWay(run, RunDirectory(out / run.name, run.config()))
+                    under_way[run.name] = _UnderWay(run, out / run.name)
                 for name, one in list(under_way.items()):
                     progress, result = one.turn(device, tensorboard)
                     if result is not None:
@@ -167,37 +167,48 @@ def take_turns(
     return results
 
 
+def note_failure(path: Path, error: Exception) -> None:
+    """Note in a run's directory why it failed, if that can be done: the others are to go on."""
+    with suppress(OSError, ValueError):
+        RunDirectory.at(path).note_failure(error)
+
+
 class _UnderWay:
     """A run in its directory, whatever becomes of it."""
 
-    def __init__(self, run: Run, directory: RunDirectory) -> None:
-        self.run, self.directory = run, directory
+    def __init__(self, run: Run, path: Path) -> None:
+        self.run, self.path = run, path
+        self.directory: RunDirectory | None = None
         self.training: Training | None = None
+        self.progress: Progress | None = None
 
     def turn(self, device: str, tensorboard: bool) -> tuple[Progress | None, dict[str, Any] | None]:
         """A moment of the run: its progress, and its result if that was the end."""
         progress = None
         try:
-            if self.training is None:
+            if self.directory is None or self.training is None:
+                self.directory = RunDirectory(self.path, self.run.config())
                 self.directory.note_start()
                 self.training = self.run.begin(self.directory, device, tensorboard)
             if not self.training.over:
-                progress = self.training.advance()
+                self.progress = progress = self.training.advance()
                 self.directory.note_progress(progress)
                 return progress, None
             return progress, self.training.finish()
         except Exception as error:
             self.close()
-            self.directory.note_failure(error)
+            note_failure(self.path, error)
             return None, {"status": "failed", "error": f"{type(error).__name__}: {error}"}
 
     def save(self) -> None:
-        if self.training is None:
+        if self.training is None or self.directory is None:
             return
         try:
             self.training.save()
+            if self.progress is not None:
+                self.directory.note_progress(self.progress, now=True)
         except Exception as error:  # the others are still to be saved
-            self.directory.note_failure(error)
+            note_failure(self.path, error)
 
     def close(self) -> None:
         if self.training is not None:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swila.experiments.sweep import News, Run, take_turns
-from swila.training import RunDirectory
+from swila.experiments.sweep import News, Run, note_failure, take_turns
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -73,7 +72,7 @@ def run_in_workers(
                 except (EOFError, OSError):
                     worker.process.join()
                     error = RuntimeError(f"the process died (exit code {worker.process.exitcode})")
-                    RunDirectory.at(out / worker.run.name).note_failure(error)
+                    note_failure(out / worker.run.name, error)
                     news = News(worker.run.name, result={"status": "failed", "error": str(error)})
                     workers.remove(worker)
                 report(news)

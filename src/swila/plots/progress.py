@@ -23,8 +23,8 @@ def progress_figure(
 ) -> list[Path]:
     """One panel for each setting, in it a thin curve for each seed of each model and a bold one for their mean.
 
-    The mean is of the seeds that did not diverge, and goes as far as all of these do; its last value stands beside the
-    model's name. A seed that diverged is drawn up to there.
+    The mean is of the seeds that did not diverge, and goes as far as all of these do; its highest value stands beside
+    the model's name. A seed that diverged is drawn up to there.
 
     Args:
         panels: title of a panel -> model -> curves of its seeds; one with values that are not finite has diverged.
@@ -51,8 +51,8 @@ def progress_figure(
             axis.grid(axis="y", color="#EEEEEE", zorder=0)
             ends = {}
             for i, (model, seeds) in enumerate(models.items()):
-                step, value = _draw_model(axis, model, seeds, i)
-                ends[model] = (step, value, f"{names.get(model, model)}  {value:.3f}")
+                (step, value), best = _draw_model(axis, model, seeds, i)
+                ends[model] = (step, value, f"{names.get(model, model)}  {best:.3f}")
             label_ends(axis, ends)
         caption(figure, title, _notes([runs for models in panels.values() for runs in models.values()]))
         return save(figure, path)
@@ -78,8 +78,8 @@ def _mean(curves: Sequence[Curve]) -> Curve:
     return [(step, fmean(run[step] for run in runs)) for step in shared]
 
 
-def _draw_model(axis: Any, model: str, seeds: _Seeds, place: int) -> tuple[int, float]:
-    """Draw the seeds and their mean, with a few marks that keep out of other models' way; returns where it ends."""
+def _draw_model(axis: Any, model: str, seeds: _Seeds, place: int) -> tuple[tuple[int, float], float]:
+    """Draw the seeds and their mean, with a few marks out of other models' way; returns its end and highest value."""
     colour = COLOURS.get(model, "black")
     if len(seeds.all) > 1:
         for curve in seeds.all:
@@ -91,13 +91,13 @@ def _draw_model(axis: Any, model: str, seeds: _Seeds, place: int) -> tuple[int, 
         markevery=sorted({int(len(bold) * (part + 0.04 * (place % 6))) for part in (0.1, 0.35, 0.6)}), **mark,
     )  # fmt: skip
     axis.plot(*bold[-1], color=colour, clip_on=False, zorder=4, **mark)
-    return bold[-1]
+    return bold[-1], max(value for _, value in bold)
 
 
 def _notes(models: Sequence[Sequence[Curve]]) -> list[str]:
     notes = []
     if any(len(curves) > 1 for curves in models):
-        notes.append("bold: mean of the seeds, as far as all of them go; thin: each seed")
+        notes.append("bold: mean of the seeds, as far as all of them go; thin: each seed; numbers: the mean's highest")
     if diverged := sum(not all(math.isfinite(value) for _, value in curve) for curves in models for curve in curves):
         notes.append(f"{diverged} diverged, drawn up to there and not in the mean")
     return notes

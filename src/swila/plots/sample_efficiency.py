@@ -63,7 +63,9 @@ def sample_efficiency(
     low, high, near = _range(values, yardsticks)
 
     with styled():
-        figure = Figure(figsize=(5.4, 3.4), layout="constrained")
+        figure = Figure(
+            figsize=(5.4 if len(drawn) < 6 or len(sizes) > 1 else 1.1 * len(drawn), 3.4), layout="constrained"
+        )
         axis = figure.subplots()
         axis.set(xlabel=xlabel, ylabel=f"{score} ({better} is better)", ylim=(low, high))
         _size_axis(axis, sizes, wide=bool(near))

@@ -98,9 +98,9 @@ class RunDirectory:
         before = _read(self.path / "progress.json") or {"step": 0}
         write_json(self.path / "progress.json", before | {"pid": os.getpid(), "host": socket.gethostname()})
 
-    def note_progress(self, progress: Any) -> None:
-        """Note how far it is, every few seconds."""
-        if time.monotonic() - self._noted > 2:
+    def note_progress(self, progress: Any, now: bool = False) -> None:
+        """Note how far it is, every few seconds, or now."""
+        if now or time.monotonic() - self._noted > 2:
             self._noted = time.monotonic()
             where = {"pid": os.getpid(), "host": socket.gethostname()}
             write_json(self.path / "progress.json", progress._asdict() | where)
@@ -135,7 +135,12 @@ class RunDirectory:
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint on the CPU, or None."""
         path = self.path / "checkpoint.pt"
-        return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds
+            raise ValueError(f"{path} cannot be read; delete it to begin the run anew") from error
 
     @property
     def metrics_path(self) -> Path:
