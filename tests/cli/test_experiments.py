@@ -158,6 +158,7 @@ def test_status_tells_why_a_run_failed(swila, regression, tmp_path):
             "budget must have a configuration of swila in the preset small, got [16]",
         ),
         (["run", "softmax-regression", "--precision", "fp8"], "precision must be one of float32, tf32, bfloat16, got"),
+        (["run", "regbench", "--precision", "fp8"], "precision must be one of float32, tf32, bfloat16, got 'fp8'"),
         (["run", "regbench", "--automata", "8"], "automata must be at least a batch of 32, got 8"),
         (["run", "regbench", "--model", "gpt"], "model must be one of temporal-swila, swila, dn-mom, deltanet, "),
         (["bench", "training"], "device 'cuda' cannot be used here"),

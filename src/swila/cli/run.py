@@ -25,6 +25,9 @@ Seeds = Annotated[
     str | None, typer.Option(help="How many seeds (3), or which ones (0,4,7). Default: the preset's number.")
 ]
 Steps = Annotated[int | None, typer.Option(help="Training steps at most. Default: the preset's.", min=1)]
+Precision = Annotated[
+    str | None, typer.Option(help="On a GPU: float32, tf32 or bfloat16 (autocast). Default: bfloat16.")
+]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")]
 Jobs = Annotated[
     int | None,
@@ -112,9 +115,7 @@ def softmax_regression(
     lr: Rates = None,
     seeds: Seeds = None,
     steps: Steps = None,
-    precision: Annotated[
-        str | None, typer.Option(help="On a GPU: float32, tf32 or bfloat16 (autocast). Default: bfloat16.")
-    ] = None,
+    precision: Precision = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     threads: Threads = 1,
@@ -165,6 +166,7 @@ def regbench(
     patience: Annotated[
         int | None, typer.Option(help="End after so many epochs without a lower validation loss.", min=1)
     ] = None,
+    precision: Precision = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     threads: Threads = 1,
@@ -186,7 +188,7 @@ def regbench(
     from swila.experiments.registry import REGBENCH
 
     with one_line_errors():
-        runs = make_runs(preset, model, automata, lr, parse_seeds(seeds), epochs, patience)
+        runs = make_runs(preset, model, automata, lr, parse_seeds(seeds), epochs, patience, precision)
     _carry_out(REGBENCH, preset, runs, device, jobs, threads, out, fresh, tensorboard)
 
 

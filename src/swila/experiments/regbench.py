@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -120,8 +120,9 @@ def make_runs(
     seeds: Sequence[int] | None = None,
     epochs: int | None = None,
     patience: int | None = None,
+    precision: str | None = None,
 ) -> list[TrainingRun]:
-    """The runs of a preset, with its models, training sets, learning rates, seeds or epochs replaced where given.
+    """The runs of a preset, with its models, training sets, learning rates, seeds, epochs or precision replaced.
 
     They come set by set, the smallest first, and seed by seed. With ``patience``, a run ends after so many epochs
     without a lower validation loss; the schedule of the learning rate is that of the whole run.
@@ -139,6 +140,9 @@ def make_runs(
     for count, seed, lr, model in grid:
         if count < p.batch_size:
             raise ValueError(f"automata must be at least a batch of {p.batch_size}, got {count}")
+        training = _training(p, count, lr, seed, epochs, patience)
+        if precision is not None:
+            training = replace(training, precision=precision)  # type: ignore[arg-type]
         config = SyntheticModelConfig(
             p.task.vocab_size,
             p.hidden_size,
@@ -154,7 +158,7 @@ def make_runs(
                 f"n{count}",
                 p.task,
                 config,
-                _training(p, count, lr, seed, epochs, patience),
+                training,
                 count,
                 p.held_out,
                 p.held_out,
