@@ -154,7 +154,7 @@ def test_taking_turns_changes_no_number(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
     assert order[:3] == [run.name for run in runs], "each has a turn before the first has its second"
     for run in runs:
-        a, b = (RunDirectory.at(tmp_path / where / run.name).metrics() for where in ("alone", "together"))
+        a, b = (RunDirectory(tmp_path / where / run.name).metrics() for where in ("alone", "together"))
         assert [line["train/loss"] for line in a] == [line["train/loss"] for line in b]
         assert alone[run.name]["best"] == together[run.name]["best"]
 
@@ -169,7 +169,7 @@ def test_taking_turns_interrupted_saves_all(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         take_turns(runs, tmp_path, "cpu", 2, False, interrupt)
     for run in runs:
-        directory = RunDirectory.at(tmp_path / run.name)
+        directory = RunDirectory(tmp_path / run.name)
         assert directory.load_checkpoint()["state"]["step"] == 2
     steps = []
     take_turns(runs, tmp_path, "cpu", 2, False, lambda news: news.progress and steps.append(news.progress.step))

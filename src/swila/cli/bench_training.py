@@ -40,10 +40,10 @@ def training(
     path = out or Path("runs") / "bench" / "training-cuda.json"
     console = Console()
     with one_line_errors():
-        parse_device("cuda")
         for name in case or ():
             if name not in CASES:
                 fail(f"case must be one of {'; '.join(CASES)}, got {name}")
+        parse_device("cuda")
         path.parent.mkdir(parents=True, exist_ok=True)
         record = {"benchmark": "training", "environment": environment(), "device": "cuda", "seconds": seconds}
         found = []

@@ -52,12 +52,15 @@ def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
     """The experiment of some directories or results files, and a record of each."""
     import json
 
+    from swila.experiments.by_name import by_name
+    from swila.experiments.registry import EXPERIMENTS
+
     records: list[dict[str, Any]] = []
     for path in paths:
         known = path / "experiment.json"
         if path.is_dir() and known.exists():
             claimed = json.loads(known.read_text())
-            records.append(_experiment(claimed["experiment"]).record(claimed["preset"], path))
+            records.append(by_name("experiment", claimed["experiment"], EXPERIMENTS).record(claimed["preset"], path))
             continue
         if not path.exists():
             raise ValueError(f"{path} does not exist; runs are directories of swila run, or their results.json")
@@ -75,12 +78,4 @@ def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
     names = {record["experiment"] for record in records}
     if len(names) > 1:
         raise ValueError(f"runs must be of one experiment, got {' and '.join(sorted(names))}")
-    return _experiment(names.pop()), records
-
-
-def _experiment(name: str) -> Experiment:
-    from swila.experiments.registry import EXPERIMENTS
-
-    if name not in EXPERIMENTS:
-        raise ValueError(f"runs must be of one of {', '.join(EXPERIMENTS)}, got {name}")
-    return EXPERIMENTS[name]
+    return by_name("experiment", names.pop(), EXPERIMENTS), records

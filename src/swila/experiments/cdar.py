@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from swila.experiments.by_name import by_name
 from swila.experiments.training_run import TrainingRun
 from swila.layers import RoutingTrace, SwiLA
 from swila.models import SyntheticModel, SyntheticModelConfig
@@ -53,11 +54,6 @@ class Preset:
     attention_heads: int = 4
 
 
-def _epochs(epochs: int, examples: int, batch_size: int = 64, **options: Any) -> TrainingConfig:
-    per_epoch = examples // batch_size
-    return TrainingConfig(steps=epochs * per_epoch, batch_size=batch_size, eval_every=per_epoch, **options)
-
-
 PRESETS = {
     "tiny": Preset(
         summary="3 contexts of 2 keys, length 32: minutes on a CPU",
@@ -87,7 +83,7 @@ PRESETS = {
         layers=(1,),
         lrs=(1e-3, 3e-3, 1e-2),
         seeds=1,
-        training=_epochs(20, 20_000, schedule="cosine", clip=1.0),
+        training=TrainingConfig.over_epochs(20, 20_000, 64, schedule="cosine", clip=1.0),
         router_projection="swiglu:256",
         temporal_bias=-2.0,
         noise=True,
@@ -104,7 +100,7 @@ PRESETS = {
         layers=(1, 2),
         lrs=(10**-3.5, 1e-3, 10**-2.5, 1e-2),
         seeds=3,
-        training=_epochs(50, 100_000, schedule="cosine-epochs"),
+        training=TrainingConfig.over_epochs(50, 100_000, 64, schedule="cosine-epochs"),
         router_projection="swiglu:256",
         temporal_bias=0.0,
         noise=True,
@@ -116,6 +112,7 @@ PRESETS = {
 
 def mixer_of(model: str, preset: Preset, hidden_size: int) -> tuple[str, dict[str, Any]]:
     """The sequence layer of a model, and its options; all with a short convolution of width 2."""
+    by_name("model", model, MODELS)
     C = preset.task.num_contexts
     conv = {"use_short_conv": True, "conv_size": 2}
     head = {"head_dim": hidden_size // 2, **conv}
@@ -143,7 +140,7 @@ def mixer_of(model: str, preset: Preset, hidden_size: int) -> tuple[str, dict[st
         return "attention", {"num_heads": preset.attention_heads, "qkv_bias": True, "out_bias": True} | conv
     if model == "fox":
         return "fox", {"num_heads": preset.attention_heads, "qkv_bias": True} | conv
-    raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+    raise AssertionError(model)
 
 
 def make_runs(
@@ -159,9 +156,7 @@ def make_runs(
 
     They come seed by seed, so that the first ones already show every model.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-    p = PRESETS[preset]
+    p = by_name("preset", preset, PRESETS)
     runs = []
     grid = product(
         dict.fromkeys(range(p.seeds) if seeds is None else seeds),

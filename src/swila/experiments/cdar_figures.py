@@ -79,7 +79,7 @@ def draw_routing(runs: Sequence[TrainingRun], directory: Path, out: Path) -> lis
 
 def _final(run: TrainingRun, directory: Path) -> float | None:
     """Accuracy of the weights a run left, None if it left none worth looking at."""
-    own = RunDirectory.at(directory / run.name)
+    own = RunDirectory(directory / run.name)
     result = own.result
     if result is None or result["status"] == "diverged" or not (own.path / "checkpoint.pt").exists():
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from swila.experiments.by_name import by_name
 from swila.experiments.sweep import claim, distinct, run_all
 from swila.experiments.training_run import TrainingRun
 from swila.training import RunDirectory
@@ -58,13 +59,12 @@ class Experiment:
 
     def record(self, preset: str, directory: Path) -> dict[str, Any]:
         """All that is in a directory."""
-        if preset not in self.presets:
-            raise ValueError(f"preset must be one of {', '.join(self.presets)}, got {preset!r} in {directory}")
+        size = by_name("preset", preset, self.presets)
         runs = runs_in(directory)
         if not runs:
             raise ValueError(f"{directory} holds no runs yet")
         found = self._ordered(_compact(run, directory) for run in runs)
-        first, *more = distinct(RunDirectory.at(directory / name).environment for name in found)
+        first, *more = distinct(RunDirectory(directory / name).environment for name in found)
         return self._whole(
             {
                 "experiment": self.name,
@@ -73,7 +73,7 @@ class Experiment:
                 **({"other_environments": more} if more else {}),
                 "device": next((run["device"] for run in found.values() if "device" in run), "cpu"),
                 "task": json.loads(json.dumps(asdict(runs[0].task))),  # as it comes back from a file
-                **self.facts(self.presets[preset]),
+                **self.facts(size),
             },
             found,
         )
@@ -137,7 +137,7 @@ def runs_in(directory: Path) -> list[TrainingRun]:
     found = []
     for path in runs_below(directory):
         try:
-            own = RunDirectory.at(path)
+            own = RunDirectory(path)
             own.metrics()
             found.append(TrainingRun.from_config(own.config))
         except (KeyError, TypeError, ValueError, OSError) as error:
@@ -146,7 +146,7 @@ def runs_in(directory: Path) -> list[TrainingRun]:
 
 
 def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
-    own = RunDirectory.at(directory / run.name)
+    own = RunDirectory(directory / run.name)
     status = RunDirectory.status(own.path)
     seen = "validation" if run.validation_examples else "test"
     score = f"{seen}/{run.kind.objective(run.task).score}"

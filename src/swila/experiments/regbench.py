@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from swila.experiments.by_name import by_name
 from swila.experiments.experiment import choose_by_validation
 from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModelConfig
@@ -54,6 +55,18 @@ class Preset:
     batch_size: int = 32
 
 
+_PAPER = Preset(
+    summary="the paper's task, models and training sets: hours on one GPU",
+    task=RegBench(),
+    automata=(1_000, 2_500, 5_000, 10_000, 20_000, 40_000),
+    held_out=500,
+    hidden_size=256,
+    layers=8,
+    lr=2.5e-4,
+    epochs=200,
+    looks=100,
+    seeds=1,
+)
 PRESETS = {
     "tiny": Preset(
         summary="automata of 4 to 6 states, 8 strings of 2 to 8 symbols: minutes on a CPU",
@@ -67,35 +80,18 @@ PRESETS = {
         looks=15,
         seeds=1,
     ),
-    "small": Preset(
+    "small": replace(
+        _PAPER,
         summary="the paper's task and models with 1,000 automata: minutes on one GPU",
-        task=RegBench(),
         automata=(1_000,),
-        held_out=500,
-        hidden_size=256,
-        layers=8,
-        lr=2.5e-4,
-        epochs=200,
-        looks=100,
-        seeds=1,
     ),
-    "paper": Preset(
-        summary="the paper's task, models and training sets: hours on one GPU",
-        task=RegBench(),
-        automata=(1_000, 2_500, 5_000, 10_000, 20_000, 40_000),
-        held_out=500,
-        hidden_size=256,
-        layers=8,
-        lr=2.5e-4,
-        epochs=200,
-        looks=100,
-        seeds=1,
-    ),
+    "paper": _PAPER,
 }
 
 
 def mixer_of(model: str, hidden_size: int) -> tuple[str, dict[str, Any]]:
     """The sequence layer of a model, and its options; the recurrent ones with a short convolution of width 4."""
+    by_name("model", model, MODELS)
     head = {"head_dim": hidden_size // 4, "use_short_conv": True, "conv_size": 4}
     if model in ("swila", "temporal-swila"):
         temporal = model == "temporal-swila"
@@ -109,7 +105,7 @@ def mixer_of(model: str, hidden_size: int) -> tuple[str, dict[str, Any]]:
         return "attention", {"num_heads": 4, "qkv_bias": True, "out_bias": True}
     if model == "fox":
         return "fox", {"num_heads": 4, "qkv_bias": True}
-    raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+    raise AssertionError(model)
 
 
 def make_runs(
@@ -127,9 +123,7 @@ def make_runs(
     They come set by set, the smallest first, and seed by seed. With ``patience``, a run ends after so many epochs
     without a lower validation loss; the schedule of the learning rate is that of the whole run.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-    p = PRESETS[preset]
+    p = by_name("preset", preset, PRESETS)
     runs = []
     grid = product(
         sorted(set(automata or p.automata)),
@@ -140,9 +134,7 @@ def make_runs(
     for count, seed, lr, model in grid:
         if count < p.batch_size:
             raise ValueError(f"automata must be at least a batch of {p.batch_size}, got {count}")
-        training = _training(p, count, lr, seed, epochs, patience)
-        if precision is not None:
-            training = replace(training, precision=precision)  # type: ignore[arg-type]
+        training = _training(p, count, lr, seed, epochs, patience, precision or "bfloat16")
         config = SyntheticModelConfig(
             p.task.vocab_size,
             p.hidden_size,
@@ -186,7 +178,9 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return choose_by_validation(runs, ("model", "train_examples"))
 
 
-def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None, patience: int | None) -> TrainingConfig:
+def _training(
+    p: Preset, count: int, lr: float, seed: int, epochs: int | None, patience: int | None, precision: Any
+) -> TrainingConfig:
     """As in RegBench: AdamW, a tenth of warm-up from 1e-6, a cosine to a tenth of the learning rate."""
     steps = max((epochs or p.epochs) * count // p.batch_size, 1)
     eval_every = max(steps // p.looks, 1)
@@ -203,6 +197,6 @@ def _training(p: Preset, count: int, lr: float, seed: int, epochs: int | None, p
         eval_every=eval_every,
         stop_at=None,
         patience=None if patience is None else math.ceil(patience * count / p.batch_size / eval_every),
-        precision="bfloat16",
+        precision=precision,
         seed=seed,
     )

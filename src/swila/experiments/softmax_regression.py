@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from swila.experiments.by_name import by_name
 from swila.experiments.experiment import choose_by_validation
 from swila.experiments.training_run import TrainingRun
 from swila.models import RegressionModelConfig
@@ -40,22 +41,32 @@ class Preset:
     router_projection: str
 
 
-def _epochs(epochs: int, examples: int, batch_size: int) -> TrainingConfig:
-    per_epoch = examples // batch_size
-    steps = epochs * per_epoch
-    return TrainingConfig(
-        steps,
+def _training(epochs: int, examples: int, batch_size: int, warmup: float) -> TrainingConfig:
+    config = TrainingConfig.over_epochs(
+        epochs,
+        examples,
         batch_size,
         weight_decay=0.0,
         schedule="cosine",
-        warmup_steps=steps // 20,
         clip=1.0,
-        eval_every=per_epoch,
         stop_at=None,
         precision="bfloat16",
     )
+    return replace(config, warmup_steps=int(warmup * config.steps))
 
 
+_PAPER = Preset(
+    summary="the paper's task and budgets, all 27 configurations, 10 epochs",
+    task=SoftmaxRegression(),
+    train_examples=65_536,
+    held_out=2_048,
+    budgets=(1, 2, 4, 8, 16, 32),
+    factorisations=None,
+    lrs=(3e-3,),
+    seeds=3,
+    training=_training(10, 65_536, 256, warmup=0.05),
+    router_projection="swiglu:256",
+)
 PRESETS = {
     "tiny": Preset(
         summary="16 dims, length 64: minutes on a CPU",
@@ -66,44 +77,28 @@ PRESETS = {
         factorisations=None,
         lrs=(5e-3,),
         seeds=2,
-        training=replace(_epochs(1, 800 * 64, 64), warmup_steps=80, eval_every=100),
+        training=replace(_training(1, 800 * 64, 64, warmup=0.1), eval_every=100),
         router_projection="swiglu:64",
     ),
-    "small": Preset(
+    "small": replace(
+        _PAPER,
         summary="the paper's task, four budgets, 4 epochs: a minute or two on one GPU",
-        task=SoftmaxRegression(),
-        train_examples=65_536,
-        held_out=2_048,
         budgets=(1, 2, 4, 8),
         factorisations=((1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (4, 2)),
-        lrs=(3e-3,),
         seeds=1,
-        training=_epochs(4, 65_536, 256),
-        router_projection="swiglu:256",
+        training=_training(4, 65_536, 256, warmup=0.05),
     ),
-    "paper": Preset(
-        summary="the paper's task and budgets, all 27 configurations, 10 epochs",
-        task=SoftmaxRegression(),
-        train_examples=65_536,
-        held_out=2_048,
-        budgets=(1, 2, 4, 8, 16, 32),
-        factorisations=None,
-        lrs=(3e-3,),
-        seeds=3,
-        training=_epochs(10, 65_536, 256),
-        router_projection="swiglu:256",
-    ),
+    "paper": _PAPER,
 }
 
 
 def configurations(model: str, preset: Preset, budgets: Sequence[int]) -> list[tuple[int, int]]:
     """The (H, J) of a model within some budgets, from small to large."""
+    by_name("model", model, MODELS)
     if model == "attention":
         return [(1, 1)]
     if model == "deltanet":
         return [(B, 1) for B in budgets]
-    if model != "swila":
-        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
     every = [(B // J, J) for B in budgets for J in range(1, min(B, MOST_MIXTURES) + 1) if B % J == 0]
     return [pair for pair in every if preset.factorisations is None or pair in preset.factorisations]
 
@@ -132,9 +127,7 @@ def make_runs(
 
     They come seed by seed, so that the first ones already show every model.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-    p = PRESETS[preset]
+    p = by_name("preset", preset, PRESETS)
     for budget in budgets or ():
         if budget < 1:
             raise ValueError(f"budget must be at least 1, got {budget}")

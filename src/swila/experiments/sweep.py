@@ -170,7 +170,7 @@ def take_turns(
 def note_failure(path: Path, error: Exception) -> None:
     """Note in a run's directory why it failed, if that can be done: the others are to go on."""
     with suppress(OSError, ValueError):
-        RunDirectory.at(path).note_failure(error)
+        RunDirectory(path).note_failure(error)
 
 
 class _UnderWay:

@@ -147,7 +147,7 @@ class TrainingRun:
 
     def load(self, path: Path) -> Any:
         """The model as a run directory has it, on the CPU, for looking into: the chosen weights, or else the last."""
-        checkpoint = RunDirectory.at(path).load_checkpoint()
+        checkpoint = RunDirectory(path).load_checkpoint()
         if checkpoint is None:
             raise ValueError(f"{path} has no checkpoint yet")
         model = self.kind.model(self.model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 SCHEDULES = ("constant", "cosine", "cosine-epochs")
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -74,6 +74,12 @@ class TrainingConfig:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
+
+    @classmethod
+    def over_epochs(cls, epochs: int, examples: int, batch_size: int, **options: Any) -> TrainingConfig:
+        """So many passes over so many examples, evaluated after each."""
+        per_epoch = examples // batch_size
+        return cls(epochs * per_epoch, batch_size, eval_every=per_epoch, **options)
 
     def lr_at(self, step: int, steps_per_epoch: int) -> float:
         """Learning rate of update ``step``, counted from 0."""

@@ -26,13 +26,17 @@ class RunDirectory:
 
     Args:
         path: the directory; made if it does not exist.
-        config: everything that determines the run, as JSON.
+        config: everything that determines the run, as JSON; None for a run that is there, whatever it is.
         fresh: whether to throw away a run that is already there.
     """
 
-    def __init__(self, path: str | Path, config: dict[str, Any], fresh: bool = False) -> None:
+    def __init__(self, path: str | Path, config: dict[str, Any] | None = None, fresh: bool = False) -> None:
         self.path = Path(path)
         self._noted = 0.0
+        if config is None:
+            if not (self.path / "config.json").exists():
+                raise ValueError(f"{path} holds no run")
+            return
         self.check(path, config, fresh)
         if fresh and self.path.exists():
             aside = self.path.with_name(f".{self.path.name}.discarded")
@@ -44,15 +48,6 @@ class RunDirectory:
             write_json(self.path / "environment.json", environment())
         if not (self.path / "config.json").exists():
             write_json(self.path / "config.json", config)
-
-    @classmethod
-    def at(cls, path: str | Path) -> RunDirectory:
-        """A run that is there, to be read: whatever its configuration."""
-        found = cls.__new__(cls)
-        found.path, found._noted = Path(path), 0.0
-        if not (found.path / "config.json").exists():
-            raise ValueError(f"{path} holds no run")
-        return found
 
     @staticmethod
     def check(path: str | Path, config: dict[str, Any], fresh: bool = False) -> None:
