@@ -64,19 +64,16 @@ class Experiment:
         if not runs:
             raise ValueError(f"{directory} holds no runs yet")
         found = self._ordered(_compact(run, directory) for run in runs)
-        first, *more = distinct(RunDirectory(directory / name).environment for name in found)
-        return self._whole(
-            {
-                "experiment": self.name,
-                "preset": preset,
-                "environment": first,
-                **({"other_environments": more} if more else {}),
-                "device": next((run["device"] for run in found.values() if "device" in run), "cpu"),
-                "task": json.loads(json.dumps(asdict(runs[0].task))),  # as it comes back from a file
-                **self.facts(size),
-            },
-            found,
-        )
+        return {
+            "experiment": self.name,
+            "preset": preset,
+            **_where(RunDirectory(directory / name).environment for name in found),
+            "device": next((run["device"] for run in found.values() if "device" in run), "cpu"),
+            "task": json.loads(json.dumps(asdict(runs[0].task))),  # as it comes back from a file
+            **self.facts(size),
+            "rows": self.summarize(list(found.values())),
+            "runs": found,
+        }
 
     def run(self, runs: Sequence[TrainingRun], directory: Path, preset: str, **options: Any) -> dict[str, Any]:
         """Run some runs, of a preset or made from one, in a directory that ``swila status`` and ``plot`` know.
@@ -113,13 +110,9 @@ class Experiment:
                 if "best" not in runs.get(name, {}):
                     runs[name] = run
             places += [record["environment"], *record.get("other_environments", [])]
-        first, *more = distinct(places)
-        found = {key: value for key, value in records[0].items() if key not in ("rows", "runs", "other_environments")}
-        return self._whole(found | {"environment": first, **({"other_environments": more} if more else {})}, runs)
-
-    def _whole(self, facts: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         runs = self._ordered(runs.values())
-        return {**facts, "rows": self.summarize(list(runs.values())), "runs": runs}
+        kept = {key: value for key, value in records[0].items() if key != "other_environments"}
+        return {**kept, **_where(places), "rows": self.summarize(list(runs.values())), "runs": runs}
 
     def _ordered(self, runs: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """By name; by model, size, learning rate and seed, models of one's own last."""
@@ -130,6 +123,11 @@ class Experiment:
             return model, run["model"], [int(n) for n in re.findall(r"\d+", run["size"])], run["lr"], run["seed"]
 
         return {run["name"]: run for run in sorted(runs, key=place)}
+
+
+def _where(environments: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    first, *more = distinct(environments)
+    return {"environment": first, **({"other_environments": more} if more else {})}
 
 
 def runs_in(directory: Path) -> list[TrainingRun]:
