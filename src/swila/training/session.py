@@ -29,6 +29,8 @@ class Session:
         device = trainer.device
         self.test = trainer.test.to(device)
         self.validation = None if trainer.validation is None else trainer.validation.to(device)
+        # what is looked at on the way
+        self.seen, self.watched = ("test", self.test) if self.validation is None else ("validation", self.validation)
         self.place.seed(self.config.seed, "weights")
         self.model = trainer.make_model().to(device)
         self.place.seed(self.config.seed, "noise")
@@ -75,11 +77,10 @@ class Session:
         line = {"step": state["step"], "train/loss": train_loss, "lr": lr, "seconds": round(self.seconds, 3)}
         if (routing := collect_routing_diagnostics(self.model)) is not None:
             line |= {f"routing/{name}": value.item() for name, value in routing._asdict().items()}
-        chosen_by = self.objective.score if self.validation is None else "loss"
-        found = self._judge(self.test if self.validation is None else self.validation)
-        line |= {f"{'test' if self.validation is None else 'validation'}/{name}": x for name, x in found.items()}
+        found = self._judge(self.watched)
+        line |= {f"{self.seen}/{name}": x for name, x in found.items()}
         state["score"] = score = found[self.objective.score]
-        value = score if self.validation is None else -found[chosen_by]
+        value = score if self.validation is None else -found["loss"]
         if math.isfinite(value) and (state["best"] is None or value > state["best"]):
             state["best"], state["best_step"] = value, state["step"]
             if self.validation is not None:
