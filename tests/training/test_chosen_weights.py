@@ -14,7 +14,7 @@ from swila.training.updates import order_of_examples
 
 TASK = SoftmaxRegression(dim=8, length=12, clusters=4)
 CONFIG = TrainingConfig(steps=12, batch_size=8, lr=2e-2, weight_decay=0.0, eval_every=2, stop_at=None, seed=1)
-MIXER = {"num_heads": 2, "num_mixtures": 2, "head_dim": 4, "use_short_conv": False, "balance_marginal": 1e-3}
+MIXER = {"num_heads": 2, "num_mixtures": 2, "head_dim": 16, "use_short_conv": False, "balance_marginal": 1e-3}
 LANGUAGE = RegBench(states=(4, 5), alphabet=(3, 4), symbols=4, strings=(3, 4), string_length=(2, 5), held_out=12)
 
 
@@ -234,7 +234,7 @@ def test_captured_runs_side_by_side_do_not_touch_each_other(device, tmp_path):
     """Dropout and noise too: each graph has random numbers of its own."""
     task = CDAR(32, 2, 2, 24)
     options = {"num_heads": 1, "num_mixtures": 2, "temporal": True, "router_noise": True}
-    model = SyntheticModelConfig(32, 8, 1, "swila", options, embed_dropout=0.1)
+    model = SyntheticModelConfig(32, 16, 1, "swila", options, embed_dropout=0.1)
     config = TrainingConfig(steps=48, batch_size=8, lr=1e-2, eval_every=16, stop_at=None)
 
     def make(name, seed):
