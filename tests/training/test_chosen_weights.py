@@ -234,7 +234,7 @@ def test_captured_runs_side_by_side_do_not_touch_each_other(device, tmp_path):
     """Dropout and noise too: each graph has random numbers of its own."""
     task = CDAR(32, 2, 2, 24)
     options = {"num_heads": 1, "num_mixtures": 2, "temporal": True, "router_noise": True}
-    model = SyntheticModelConfig(32, 16, 1, "swila", options, embed_dropout=0.1)
+    model = SyntheticModelConfig(32, 32, 1, "swila", options, embed_dropout=0.1)
     config = TrainingConfig(steps=48, batch_size=8, lr=1e-2, eval_every=16, stop_at=None)
 
     def make(name, seed):
