@@ -1,5 +1,6 @@
 """What the README says is so: its code runs, its commands exist, its numbers come from results files."""
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from swila.layers import registry
 from swila.tables import insert, tables
+from swila.tables.experiments import regression_claims
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -40,6 +42,23 @@ def test_numbers_come_from_results():
         text = (ROOT / document).read_text()
         for name, table in found.items():
             assert insert(text, name, table) == text, "run `make tables`"
+
+
+def test_verdicts_are_computed():
+    """With other results the docs would say something else."""
+    record = json.loads((ROOT / "results" / "softmax-regression.json").read_text())
+
+    def verdicts(**scores):
+        rows = [
+            row | ({"scores": [scores[row["size"]]], "mean": scores[row["size"]]} if row["size"] in scores else {})
+            for row in record["rows"]
+        ]
+        above, margin, _ = regression_claims(record | {"rows": rows}).splitlines()[2:]
+        return re.search(r"\*\*(.*?)\*\*", above)[1], re.search(r"\*\*(.*?)\*\*", margin)[1]
+
+    assert verdicts() == ("yes", "yes")
+    assert verdicts(H1J2=0.1) == ("not at every one", "no")
+    assert verdicts(H32=0.99) == ("not at every one", "yes")
 
 
 def test_tree_names_what_is_there():

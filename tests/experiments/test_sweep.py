@@ -251,19 +251,25 @@ def test_learning_rates_are_chosen_by_validation_and_scores_are_of_the_test_set(
     runs = [
         judged("a", 0, 1e-3, 0.5, 0.9),  # better on the test set, but who would know
         judged("b", 0, 3e-3, 0.4, 0.8),
-        judged("c", 1, 1e-3, 0.3, 0.6, "diverged"),
-        judged("d", 1, 3e-3, None, None, "diverged"),
+        judged("c", 1, 3e-3, 0.3, 0.6, "diverged"),
+        judged("d", 1, 1e-2, None, None, "diverged"),
+        judged("f", 0, 1e-2, 0.2, 0.95),  # the lowest loss, but the other seed has nothing to show
     ]
     unfinished = {key: value for key, value in judged("e", 2, 1e-3, 1, None, "interrupted").items() if key != "best"}
     (row,) = choose_by_validation([*runs, unfinished], ("model", "size"))
     assert row["scores"] == [0.8, 0.6]
     assert row["mean"] == pytest.approx(0.7)
-    assert (row["seeds"], row["lrs"], row["best_epochs"]) == ([0, 1], [3e-3, 1e-3], [2.5, 2.5])
+    assert (row["seeds"], row["lr"], row["best_epochs"]) == ([0, 1], 3e-3, [2.5, 2.5])
+    assert row["validation_loss"] == pytest.approx(0.35)
     assert row["not_over"] == ["e"]
     assert row["diverged"] == ["c", "d"]
     assert row["test"] == {"r2": pytest.approx(0.7)}
     with pytest.raises(ValueError, match="runs of swila H1 must be trained alike to be compared"):
         choose_by_validation([runs[0] | {"planned_steps": 5}, runs[1] | {"planned_steps": 9}], ("model", "size"))
+    fewer = judged("g", 2, 1e-3, 0.6, 0.1)  # a seed that has not tried 3e-3 does not count
+    assert choose_by_validation([*runs, fewer], ("model", "size"))[0]["scores"] == [0.8, 0.6]
+    (only,) = choose_by_validation(runs[3:], ("model", "size"))
+    assert only["scores"] == [0.95]
     (empty,) = choose_by_validation([unfinished], ("model", "size"))
     assert (empty["mean"], empty["scores"], empty["test"]) == (None, [], {})
 

@@ -95,6 +95,17 @@ def test_few_points(tmp_path, points, parameters):
     assert ("DeltaNet" in text) == any(point.model == "deltanet" for point in points)
 
 
+def test_the_best_may_be_chosen_beforehand(tmp_path):
+    """By validation, say: then the line goes through it, though another has a higher score."""
+    points = [
+        Point("swila", "H4J1", 4096, 9_000, [0.7]),
+        Point("swila", "H2J2", 4096, 8_000, [0.8], best=True),
+        Point("swila", "H1J4", 4096, 7_000, [0.9]),
+    ]
+    text = words(budget_figure(points, NAMES, "Approximation", tmp_path / "b.png"))
+    assert [t for t in text if re.fullmatch(r"H\d+J\d+", t)] == ["H2J2", "H2J2"]
+
+
 def test_diverged_runs_are_no_best(tmp_path):
     points = [
         Point("swila", "H4J1", 4096, 9_000, [NAN, math.inf]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -155,10 +156,12 @@ def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
 
 
 def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each value of ``key``: of each seed the learning rate with the lowest validation loss, on the test set.
+    """A row for each value of ``key``: the seeds of the learning rate with the lowest mean validation loss, tested.
 
-    Runs that are not over are named in ``not_over``, those that diverged in ``diverged``; their best weights count.
-    Runs of one row must have the same number of steps before them.
+    One learning rate for all seeds of a row, since a seed that tried fewer than the others would count with a worse
+    one. Runs that are not over are named in ``not_over``, those that diverged in ``diverged``; the best weights of
+    these count, and a learning rate with a seed that has none is taken only if all have such seeds. Runs of one row
+    must have the same number of steps before them.
     """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
@@ -170,18 +173,22 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
         if len(planned := {run.get("planned_steps") for run in members}) > 1:
             name = " ".join(str(value) for value in row.values())
             raise ValueError(f"runs of {name} must be trained alike to be compared, got {planned} steps")
-        judged = [run for run in members if run.get("best") is not None]
-        chosen = [
-            min((run for run in judged if run["seed"] == seed), key=lambda run: run["validation"]["loss"])
-            for seed in sorted({run["seed"] for run in judged})
-        ]
+        judged: dict[float, list[dict[str, Any]]] = {}
+        for run in sorted(members, key=lambda run: run["seed"]):
+            if run.get("best") is not None:
+                judged.setdefault(run["lr"], []).append(run)
+        without = {run["lr"] for run in members if run["status"] == "diverged" and run.get("best") is None}
+        losses = {lr: fmean(run["validation"]["loss"] for run in found) for lr, found in judged.items()}
+        best = min(losses, key=lambda lr: (lr in without, losses[lr]), default=math.nan)
+        chosen = judged.get(best, [])
         scores = [run["best"] for run in chosen]
         metrics = chosen[0]["test"] if chosen else {}
         table.append(
             row
             | {"state": members[0]["state"], "parameters": members[0]["parameters"]}
             | {"mean": fmean(scores) if scores else None, "scores": scores}
-            | {"seeds": [run["seed"] for run in chosen], "lrs": [run["lr"] for run in chosen]}
+            | {"seeds": [run["seed"] for run in chosen], "lr": best if chosen else None}
+            | {"validation_loss": losses.get(best)}
             | {"chosen": [run["name"] for run in chosen]}
             | {"test": {name: fmean(run["test"][name] for run in chosen) for name in metrics}}
             | {"tests": [run["test"] for run in chosen]}

@@ -60,7 +60,7 @@ SOFTMAX_REGRESSION = Experiment(
         _count("state"),
         _count("parameters"),
         _of_seeds("test R²"),
-        Column("lr", lambda row: ", ".join(dict.fromkeys(f"{lr:g}" for lr in row["lrs"]))),
+        Column("lr", lambda row: f"{row['lr']:g}" if row["lr"] else ""),
     ),
     caption=lambda record: "mean over seeds (lowest–highest); * is the best SwiLA of its state size",
     draw=softmax_regression_figures.draw,

@@ -62,7 +62,7 @@ _PAPER = Preset(
     held_out=2_048,
     budgets=(1, 2, 4, 8, 16, 32),
     factorisations=None,
-    lrs=(3e-3,),
+    lrs=(1e-2,),
     seeds=3,
     training=_training(10, 65_536, 256, warmup=0.05),
     router_projection="swiglu:256",
@@ -152,14 +152,13 @@ def make_runs(
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per model and configuration."""
+    """A row per model and configuration; SwiLA's best of a budget is the one with the lowest validation loss."""
     rows = choose_by_validation(runs, ("model", "size"))
-    best: dict[int, float] = {}
+    best: dict[int, dict[str, Any]] = {}
     for row in rows:
         if row["model"] == "swila" and row["mean"] is not None:
-            best[row["state"]] = max(row["mean"], best.get(row["state"], row["mean"]))
+            rival = best.get(row["state"], row)
+            best[row["state"]] = min(rival, row, key=lambda row: row["validation_loss"])
     for row in rows:
-        row["best_of_budget"] = (
-            row["model"] == "swila" and row["mean"] is not None and row["mean"] == best[row["state"]]
-        )
+        row["best_of_budget"] = row is best.get(row["state"])
     return rows

@@ -12,7 +12,8 @@ from swila.plots import Point, budget_figure
 def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
     """Figure 1C (state size, the best configuration of each budget) and S1 (all of them, and parameters)."""
     points = [
-        Point(row["model"], row["size"], row["state"], row["parameters"], row["scores"]) for row in record["rows"]
+        Point(row["model"], row["size"], row["state"], row["parameters"], row["scores"], row["best_of_budget"])
+        for row in record["rows"]
     ]
     title = "Approximating softmax attention"
     return [

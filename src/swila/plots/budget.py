@@ -36,6 +36,7 @@ class Point(NamedTuple):
         state: scalars of recurrent state.
         parameters: of the model.
         scores: of the seeds; those that are not finite are skipped.
+        best: whether the line goes through it; where no point of a state size is marked, the one with the best mean.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Point(NamedTuple):
     state: int
     parameters: int
     scores: Sequence[float]
+    best: bool = False
 
 
 def budget_figure(
@@ -112,12 +114,11 @@ def budget_figure(
 
 
 def _best(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Of each model the configuration with the best mean in each state size, from small to large."""
+    """Of each model the best configuration of each state size, from small to large."""
     best: dict[str, dict[int, Point]] = {}
     for point in points:
         sizes = best.setdefault(point.model, {})
-        if point.state not in sizes or _mean(point) > _mean(sizes[point.state]):
-            sizes[point.state] = point
+        sizes[point.state] = max(sizes.get(point.state, point), point, key=lambda point: (point.best, _mean(point)))
     return {model: [sizes[state] for state in sorted(sizes)] for model, sizes in best.items()}
 
 

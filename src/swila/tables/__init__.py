@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from swila.tables.benchmarks import generation_table, op_table, rivals_tables
+from swila.tables.benchmarks import generation_table, op_table, rivals_tables, training_table
 from swila.tables.experiments import (
     cdar_table,
     regbench_claims,
@@ -32,6 +32,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "bench-generate": generation_table(load("generate-cuda")),
             "run-cdar-tiny": cdar_table(load("cdar-tiny"), load("cdar-tiny-long")),
         },
+        "docs/experiments.md": {"bench-training": training_table(load("training-cuda"))},
         "docs/reproduction.md": {
             "softmax-regression-claims": regression_claims(regression),
             "softmax-regression": regression_table(regression),

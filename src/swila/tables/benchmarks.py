@@ -66,6 +66,30 @@ def rivals_tables(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def training_table(record: dict[str, Any]) -> str:
+    """Markdown for results of ``swila bench training``: updates a second, of one run and of several together."""
+    replicas = list(record["cases"][0]["captured"])
+    lines = [
+        "| updates a second | as torch runs it | captured | "
+        + " | ".join(f"{n} side by side" for n in replicas[1:])
+        + " | captured, times | side by side, times |",
+        "|---|" + "---:|" * (len(replicas) + 3),
+    ]
+    for case in record["cases"]:
+        plain, rates = case["plain"]["updates_per_s"], [case["captured"][n]["updates_per_s"] for n in replicas]
+        cells = [f"{rate:,.0f}" for rate in (plain, *rates)]
+        gains = [f"{rates[0] / plain:.1f}", f"{max(rates) / rates[0]:.2f}"]
+        lines.append(f"| {case['case']} | {' | '.join(cells + gains)} |")
+    losses = [case["captured"][n]["loss"] / case["plain"]["loss"] - 1 for case in record["cases"] for n in replicas]
+    worst = max(map(abs, losses))
+    lines += [
+        "",
+        f"All runs of a column together, {record['seconds']:g} s each. The mean loss of the first updates is within "
+        f"{worst:.2%} of that of torch. {conditions(record)}.",
+    ]
+    return "\n".join(lines)
+
+
 def generation_table(record: dict[str, Any]) -> str:
     """Markdown for results of ``swila bench generate``: the time of a token, and how many times less it is."""
     ways = list(record["timings"][0]["token_ms"])
