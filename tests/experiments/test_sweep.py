@@ -37,6 +37,9 @@ class Odd:
             raise RuntimeError("out of memory")
         if self.name == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.name == "interrupted while getting ready":
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("still getting ready")
         return OddTraining(directory)
 
 
@@ -67,6 +70,29 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
         assert results["broken"] == {"status": "failed", "error": "RuntimeError: out of memory"}
         assert results["fine"]["status"] == results["good"]["status"] == "finished"
         assert {item.name for item in news if item.result} == {"broken", "fine", "good"}
+
+
+def test_an_interrupt_does_not_wait_for_a_run_to_get_ready(tmp_path):
+    class Long(OddTraining):
+        over, saved = False, False
+
+        def advance(self):
+            return Progress(1, 9, None)
+
+        def save(self):
+            Long.saved = True
+
+    class Before(Odd):
+        def begin(self, directory, device, tensorboard):
+            return Long(directory)
+
+    news = []
+    runs = [Before("under way"), Odd("interrupted while getting ready"), Odd("waiting")]
+    with pytest.raises(KeyboardInterrupt):
+        take_turns(runs, tmp_path, "cpu", 2, False, news.append)
+    assert Long.saved
+    assert [item.name for item in news if item.progress is None] == ["under way", *2 * [runs[1].name]]
+    assert not any(item.result for item in news)
 
 
 def test_a_killed_worker_costs_one_run(tmp_path):

@@ -78,9 +78,9 @@ class Live:
 
     def __call__(self, news: News) -> None:
         name = news.name
+        if news.result is None and name not in self.tasks:
+            self.tasks[name] = self.bar.add_task(self.names[name], total=self.planned[name], note="getting ready")
         if news.progress is not None and news.result is None:
-            if name not in self.tasks:
-                self.tasks[name] = self.bar.add_task(self.names[name], total=news.progress.steps, note="")
             score = news.progress.score
             note = "" if score is None else f"{called(news.progress.metric)} {score:.3f}"
             self.bar.update(self.tasks[name], completed=news.progress.step, note=note)

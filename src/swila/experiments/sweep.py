@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from swila.training import Progress, RunDirectory, interrupts_as_flag
+from swila.training import Interrupts, Progress, RunDirectory, interrupts_as_flag
 from swila.training.run_directory import first_difference, write_json
 
 
@@ -59,7 +59,7 @@ class Run(Protocol):
 
 
 class News(NamedTuple):
-    """What a sweep reports: a run's progress, or its end."""
+    """What a sweep reports: a run's progress, or its end; neither while it gets ready."""
 
     name: str
     progress: Progress | None = None
@@ -143,20 +143,25 @@ def take_turns(
     waiting, results = list(runs), {}
     under_way: dict[str, _UnderWay] = {}
     with interrupts_as_flag() as interrupted:
+
+        def tell(news: News) -> None:
+            try:
+                report(news)
+            except KeyboardInterrupt:
+                interrupted.set()
+
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < jobs:
                     run = waiting.pop(0)
-                    under_way[run.name] = _UnderWay(run, out / run.name)
+                    under_way[run.name] = _UnderWay(run, out / run.name, interrupted)
+                    tell(News(run.name))
                 for name, one in list(under_way.items()):
                     progress, result = one.turn(device, tensorboard)
                     if result is not None:
                         results[name] = result
                         del under_way[name]
-                    try:
-                        report(News(name, progress, result))
-                    except KeyboardInterrupt:
-                        interrupted.set()
+                    tell(News(name, progress, result))
                 if interrupted.is_set():
                     for one in under_way.values():
                         one.save()
@@ -176,25 +181,27 @@ def note_failure(path: Path, error: Exception) -> None:
 class _UnderWay:
     """A run in its directory, whatever becomes of it."""
 
-    def __init__(self, run: Run, path: Path) -> None:
-        self.run, self.path = run, path
+    def __init__(self, run: Run, path: Path, interrupted: Interrupts) -> None:
+        self.run, self.path, self.interrupted = run, path, interrupted
         self.directory: RunDirectory | None = None
         self.training: Training | None = None
         self.progress: Progress | None = None
 
     def turn(self, device: str, tensorboard: bool) -> tuple[Progress | None, dict[str, Any] | None]:
         """A moment of the run: its progress, and its result if that was the end."""
-        progress = None
         try:
             if self.directory is None or self.training is None:
                 self.directory = RunDirectory(self.path, self.run.config())
                 self.directory.note_start()
-                self.training = self.run.begin(self.directory, device, tensorboard)
+                with suppress(KeyboardInterrupt), self.interrupted.at_once():  # data take a while to make
+                    self.training = self.run.begin(self.directory, device, tensorboard)
+            if self.training is None:
+                return None, None
             if not self.training.over:
                 self.progress = progress = self.training.advance()
                 self.directory.note_progress(progress)
                 return progress, None
-            return progress, self.training.finish()
+            return None, self.training.finish()
         except Exception as error:
             self.close()
             note_failure(self.path, error)

@@ -3,6 +3,7 @@
 from swila.layers import collect_auxiliary_loss as collect_auxiliary_loss
 from swila.layers import collect_routing_diagnostics as collect_routing_diagnostics
 from swila.training.config import TrainingConfig as TrainingConfig
+from swila.training.interrupts import Interrupts as Interrupts
 from swila.training.interrupts import interrupts_as_flag as interrupts_as_flag
 from swila.training.objective import LegalPrediction as LegalPrediction
 from swila.training.objective import Objective as Objective
