@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from dataclasses import dataclass, replace
 
 import pytest
@@ -37,6 +38,8 @@ class Odd:
             raise RuntimeError("out of memory")
         if self.name == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.name == "slow":
+            time.sleep(600)
         if self.name == "interrupted while getting ready":
             signal.raise_signal(signal.SIGINT)
             raise AssertionError("still getting ready")
@@ -93,6 +96,17 @@ def test_an_interrupt_does_not_wait_for_a_run_to_get_ready(tmp_path):
     assert Long.saved
     assert [item.name for item in news if item.progress is None] == ["under way", *2 * [runs[1].name]]
     assert not any(item.result for item in news)
+
+
+def test_workers_that_get_ready_are_not_waited_for(tmp_path):
+    def report(news):
+        raise KeyboardInterrupt
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_all([Odd("slow"), Odd("fine")], tmp_path, jobs=2, report=report)
+    assert time.monotonic() - begun < 300
+    assert RunDirectory.status(tmp_path / "slow")["status"] in ("waiting", "interrupted")
 
 
 def test_a_killed_worker_costs_one_run(tmp_path):

@@ -1,7 +1,8 @@
 """Processes that take one run after another, and a parent that hands them out.
 
 Each worker has a pipe of its own. The parent sends runs and, to stop, closes its end; the worker sends progress and
-results. A worker that dies costs the run it was at; one whose parent dies saves and ends.
+results. A worker that dies costs the run it was at; one whose parent dies saves and ends. One that does not train yet
+is not waited for.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
 
 class _Worker:
-    """A process, the parent's end of its pipe, and the run it is at."""
+    """A process, the parent's end of its pipe, the run it is at and whether that has begun to train."""
 
     def __init__(self, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.run: Run | None = None
+        self.trains = False
         self.process: SpawnProcess = context.Process(target=_work, args=(theirs, *arguments), daemon=True)
         # a child begins with the signals its parent ignores: Ctrl-C in a terminal goes to both
         usual = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -42,7 +44,7 @@ class _Worker:
 
     def take(self, run: Run) -> None:
         """Begin with a run."""
-        self.run = run
+        self.run, self.trains = run, False
         self.pipe.send(run)
 
 
@@ -75,6 +77,7 @@ def run_in_workers(
                     note_failure(out / worker.run.name, error)
                     news = News(worker.run.name, result={"status": "failed", "error": str(error)})
                     workers.remove(worker)
+                worker.trains |= news.progress is not None
                 report(news)
                 if news.result is None:
                     continue
@@ -95,6 +98,8 @@ def run_in_workers(
     finally:
         for worker in workers:
             worker.pipe.close()  # which tells it to save and stop
+            if not worker.trains:  # it makes its data: nothing to save, and it would not listen for long
+                worker.process.kill()
         for worker in workers:
             worker.process.join()
     return results
