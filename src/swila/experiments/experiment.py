@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -178,17 +177,15 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
             if run.get("best") is not None:
                 judged.setdefault(run["lr"], []).append(run)
         without = {run["lr"] for run in members if run["status"] == "diverged" and run.get("best") is None}
-        losses = {lr: fmean(run["validation"]["loss"] for run in found) for lr, found in judged.items()}
-        best = min(losses, key=lambda lr: (lr in without, losses[lr]), default=math.nan)
-        chosen = judged.get(best, [])
+        chosen = min(judged.values(), key=lambda found: (found[0]["lr"] in without, _loss(found)), default=[])
         scores = [run["best"] for run in chosen]
         metrics = chosen[0]["test"] if chosen else {}
         table.append(
             row
             | {"state": members[0]["state"], "parameters": members[0]["parameters"]}
             | {"mean": fmean(scores) if scores else None, "scores": scores}
-            | {"seeds": [run["seed"] for run in chosen], "lr": best if chosen else None}
-            | {"validation_loss": losses.get(best)}
+            | {"seeds": [run["seed"] for run in chosen], "lr": chosen[0]["lr"] if chosen else None}
+            | {"validation_loss": _loss(chosen) if chosen else None}
             | {"chosen": [run["name"] for run in chosen]}
             | {"test": {name: fmean(run["test"][name] for run in chosen) for name in metrics}}
             | {"tests": [run["test"] for run in chosen]}
@@ -197,6 +194,10 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
             | {"diverged": [run["name"] for run in members if run["status"] == "diverged"]}
         )
     return table
+
+
+def _loss(runs: Sequence[dict[str, Any]]) -> float:
+    return fmean(run["validation"]["loss"] for run in runs)
 
 
 def spread(scores: Sequence[float]) -> str:

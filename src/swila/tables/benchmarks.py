@@ -6,6 +6,7 @@ from typing import Any
 
 from swila.benchmarks.rivals import HEADINGS, cells
 from swila.tables.conditions import conditions
+from swila.tables.markdown import markdown
 from swila.testing import VARIANTS
 
 
@@ -14,28 +15,24 @@ def op_table(records: list[dict[str, Any]]) -> str:
     records = sorted(
         records, key=lambda record: (record["shape"]["T"], list(VARIANTS).index(record["variant"]["name"]))
     )
-    lines = [
-        "| variant | shape | backend | forward ms | forward + backward ms | × slowest of the run | memory |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
+    same = {key: {str(record[key]) for record in records} for key in ("dtype", "device", "repeats")}
+    assert all(len(values) == 1 for values in same.values()), f"one table, several conditions: {same}"
+    found = []
     for record in records:
         shape = " ".join(f"{name}{size}" for name, size in record["shape"].items())
         rows = [row for row in record["rows"] if row["total_ms"] is not None]
         for row in sorted(rows, key=lambda row: row["total_ms"]):
             memory = row["peak_bytes"] / record["bytes_of_inputs_and_gradients"]
-            lines.append(
-                f"| {record['variant']['name']} | {shape} | `{row['backend']}` | {row['forward_ms']:.0f} | "
-                f"{row['total_ms']:.0f} | {row['times_faster']:.1f} | {memory:.2f} |"
-            )
-    same = {key: {str(record[key]) for record in records} for key in ("dtype", "device", "repeats")}
-    assert all(len(values) == 1 for values in same.values()), f"one table, several conditions: {same}"
-    lines += [
-        "",
+            times = f"{row['forward_ms']:.0f}", f"{row['total_ms']:.0f}", f"{row['times_faster']:.1f}"
+            found.append((record["variant"]["name"], shape, f"`{row['backend']}`", *times, f"{memory:.2f}"))
+    return markdown(
+        "lllrrrr",
+        ["variant", "shape", "backend", "forward ms", "forward + backward ms", "× slowest of the run", "memory"],
+        found,
         f"{records[0]['dtype']}, {conditions(records[0])}, medians of {records[0]['repeats']} turns. Memory is what a "
         "forward and backward take beyond the inputs, gradients included, over the bytes of the inputs and their "
         "gradients.",
-    ]
-    return "\n".join(lines)
+    )
 
 
 def rivals_tables(record: dict[str, Any]) -> str:
@@ -44,75 +41,68 @@ def rivals_tables(record: dict[str, Any]) -> str:
     by_what: dict[str, list[str]] = {}
     for ratio in record["ratios"]:
         by_what.setdefault(ratio["what"], []).append(f"{ratio['value']:.2f}")
-    lines = ["| time over time | " + " | ".join(shapes) + " |", "|---|" + "---:|" * len(shapes)]
-    lines += [f"| {what} | " + " | ".join(values) + " |" for what, values in by_what.items()]
-    lines += [
-        "",
-        "| shape | " + " | ".join(HEADINGS) + " |",
-        "|---|---|" + "---:|" * (len(HEADINGS) - 1),
+    ratios = [(what, *values) for what, values in by_what.items()]
+    times = [
+        (shape, *cells(timing))
+        for shape, found in zip(shapes, record["shapes"], strict=True)
+        for timing in found["timings"]
     ]
-    for shape, found in zip(shapes, record["shapes"], strict=True):
-        lines += [f"| {shape} | " + " | ".join(cells(timing)) + " |" for timing in found["timings"]]
     step, size = record["decode"], record["decode"]["shape"]
-    lines += [
-        "",
+    note = (
         f"SwiLA with K, V 64 and J 4 (plain, temporal, and gated: a decay per key dim) beside "
         f"flash-linear-attention's kernels with heads of 128, a state of the same size; bfloat16, in one run, medians "
         f"of {record['repeats']} turns. × bytes is the time over that of moving inputs, outputs and gradients once, as "
         f"fast as a copy; kept is for the backward, inputs counted in. The decoding step, in place at B{size['B']} "
         f"H{size['H']}, takes {step['ms'] * 1e3:.0f} µs, {step['ratio']:.2f} times reading and writing the state once. "
-        f"{conditions(record)}.",
-    ]
-    return "\n".join(lines)
+        f"{conditions(record)}."
+    )
+    return "\n\n".join(
+        [
+            markdown("l" + "r" * len(shapes), ["time over time", *shapes], ratios),
+            markdown("ll" + "r" * (len(HEADINGS) - 1), ["shape", *HEADINGS], times, note),
+        ]
+    )
 
 
 def training_table(record: dict[str, Any]) -> str:
     """Markdown for results of ``swila bench training``: updates a second, of one run and of several together."""
     replicas = list(record["cases"][0]["captured"])
-    lines = [
-        "| updates a second | as torch runs it | captured | "
-        + " | ".join(f"{n} side by side" for n in replicas[1:])
-        + " | captured, times | side by side, times |",
-        "|---|" + "---:|" * (len(replicas) + 3),
-    ]
+    rows, off = [], []
     for case in record["cases"]:
-        plain, rates = case["plain"]["updates_per_s"], [case["captured"][n]["updates_per_s"] for n in replicas]
-        cells = [f"{rate:,.0f}" for rate in (plain, *rates)]
-        gains = [f"{rates[0] / plain:.1f}", f"{max(rates) / rates[0]:.2f}"]
-        lines.append(f"| {case['case']} | {' | '.join(cells + gains)} |")
-    losses = [case["captured"][n]["loss"] / case["plain"]["loss"] - 1 for case in record["cases"] for n in replicas]
-    worst = max(map(abs, losses))
-    lines += [
-        "",
+        plain, captured = case["plain"], [case["captured"][n] for n in replicas]
+        rates = [way["updates_per_s"] for way in (plain, *captured)]
+        gains = f"{rates[1] / rates[0]:.1f}", f"{max(rates[1:]) / rates[1]:.2f}"
+        rows.append((case["case"], *(f"{rate:,.0f}" for rate in rates), *gains))
+        off += [abs(way["loss"] / plain["loss"] - 1) for way in captured]
+    side_by_side = [f"{n} side by side" for n in replicas[1:]]
+    return markdown(
+        "l" + "r" * (len(replicas) + 3),
+        ["updates a second", "as torch runs it", "captured", *side_by_side, "captured, times", "side by side, times"],
+        rows,
         f"All runs of a column together, {record['seconds']:g} s each. The mean loss of the first updates is within "
-        f"{worst:.2%} of that of torch. {conditions(record)}.",
-    ]
-    return "\n".join(lines)
+        f"{max(off):.2%} of that of torch. {conditions(record)}.",
+    )
 
 
 def generation_table(record: dict[str, Any]) -> str:
     """Markdown for results of ``swila bench generate``: the time of a token, and how many times less it is."""
     ways = list(record["timings"][0]["token_ms"])
-    lines = [
-        "| model | batch | prompt | " + " | ".join(way.removeprefix("swila, ") for way in ways) + " | times faster |",
-        "|---|---:|---:|" + "---:|" * (len(ways) + 1),
-    ]
+    rows = []
     for row in record["timings"]:
         times = [row["token_ms"][way] for way in ways]
         faster = row["token_ms"]["transformers"] / min(times)
-        cells = [f"{time:.2f}" for time in times]
-        lines.append(
-            f"| {row['model']} | {row['batch']} | {row['prefill_ms']:.0f} | {' | '.join(cells)} | {faster:.0f} |"
-        )
+        numbers = [f"{row['prefill_ms']:.0f}", *(f"{time:.2f}" for time in times), f"{faster:.0f}"]
+        rows.append((row["model"], str(row["batch"]), *numbers))
     text = record["long"]
     assert text["same"]
-    lines += [
-        "",
+    return markdown(
+        "lrr" + "r" * (len(ways) + 1),
+        ["model", "batch", "prompt", *(way.removeprefix("swila, ") for way in ways), "times faster"],
+        rows,
         f"Milliseconds to read the prompts, then for each token. Random weights in {record['dtype']}, prompts of "
         f"{record['prompt']:,} tokens, {record['new']} new ones, "
         f"medians of {record['repeats']} turns; times faster is the best of the two ways over transformers' own loop, "
         f"on the same model. {text['model']} read a text of {text['tokens']:,} tokens in {text['read_s']:.1f} s; its "
         f"state was saved to a file of {text['file_bytes'] / 1e6:.1f} MB, and continued from the file bit for bit. "
         f"{conditions(record)}.",
-    ]
-    return "\n".join(lines)
+    )
