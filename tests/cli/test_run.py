@@ -90,7 +90,7 @@ def test_interrupted_and_resumed(tmp_path, number):
     [
         (["--preset", "huge"], "preset must be one of tiny, small, paper, got 'huge'"),
         (["--seeds", "²"], "got '²'"),
-        (["--model", "dn-mom"], "model dn-mom needs 4 contexts or more to route between, this preset has 3"),
+        (["--model", "dn-mom"], "model dn-mom needs 4 memories or more to route between, this preset has 3"),
         (
             ["--model", "gpt"],
             "model must be one of temporal-swila, swila, deltanet, gated-deltanet, kda, dn-mom, ",

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swila.experiments.cdar import MODELS, PRESETS, make_runs, routing, shares_by_context
+from swila.experiments.cdar import PRESETS, make_runs, routing, shares_by_context
 from swila.experiments.cdar_figures import _mixture_of_context, _token_names, draw, draw_routing
 from swila.experiments.experiment import runs_in
+from swila.experiments.recall import MODELS
 from swila.experiments.registry import CDAR as CDAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.models import SyntheticModel
@@ -61,7 +62,7 @@ def test_the_papers_grid():
         ),
         (
             {"preset": "tiny", "models": ["dn-mom"]},
-            "dn-mom needs 4 contexts or more to route between, this preset has 3",
+            "dn-mom needs 4 memories or more to route between, this preset has 3",
         ),
         ({"preset": "tiny", "hidden_sizes": [6]}, "hidden size must be a multiple of 4, got 6"),
         ({"preset": "tiny", "lrs": [0.0]}, "lr must be above 0 and at most 1, got 0.0"),
@@ -73,7 +74,7 @@ def test_mistakes(arguments, message):
 
 
 def test_every_model_trains_and_is_summarized(tmp_path, monkeypatch):
-    monkeypatch.setitem(PRESETS, "four", replace(PRESETS["tiny"], task=CDAR(32, 4, 2, 40)))
+    monkeypatch.setitem(PRESETS, "four", replace(PRESETS["tiny"], task=CDAR(32, 4, 2, 40), memories=4))
     runs = few(list(MODELS), seeds=(0, 1), preset="four")
     results = run_all(runs, tmp_path, tensorboard=False)
     record = CDAR_EXPERIMENT.record("tiny", tmp_path)

@@ -28,6 +28,7 @@ MIXERS = {
             "normalize": False,
         },
     ),
+    "swila-input-conv": ("swila", {"num_heads": 1, "temporal": True, "conv_size": 2, "conv_on": "input"}),
     "swila-one": ("swila", {"num_heads": 2, "num_mixtures": 1, "head_dim": 4}),
     "deltanet": ("deltanet", {"num_heads": 2, "expand_v": 2.0, "use_output_gate": True}),
     "deltanet-no-conv": ("deltanet", {"num_heads": 2, "use_short_conv": False}),
@@ -37,6 +38,7 @@ MIXERS = {
     "mom-gated": ("mom", {"num_heads": 1, "head_dim": 4, "gate": True, "shared_memory": True, "use_output_gate": True}),
     "attention": ("attention", {"num_heads": 4, "num_kv_heads": 2}),
     "attention-conv": ("attention", {"num_heads": 2, "use_short_conv": True, "conv_size": 2, "qk_norm": True}),
+    "attention-input-conv": ("attention", {"num_heads": 2, "use_short_conv": True, "conv_on": "input"}),
     "fox": ("fox", {"num_heads": 2, "use_output_gate": True, "use_short_conv": True, "qkv_bias": True}),
 }
 

@@ -19,8 +19,10 @@ def naive(layer, x):
     """Appendix B, one number at a time where it matters: loops over tokens and mixtures, no use of the operation."""
     B, T, _ = x.shape
     H, J, K, V = layer.num_heads, layer.num_mixtures, layer.head_k_dim, layer.head_v_dim
+    if layer.convolves == "input":
+        x = conv(layer.input_conv1d, x)
     projected = [layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)]
-    if layer.use_short_conv:
+    if layer.convolves == "qkv":
         projected = [
             conv(c, p) for c, p in zip((layer.q_conv1d, layer.k_conv1d, layer.v_conv1d), projected, strict=True)
         ]
@@ -66,7 +68,9 @@ def x():
     return random(2, 9, HIDDEN, seed=5)
 
 
-@pytest.mark.parametrize("name", ["swila", "swila-temporal", "swila-gated", "swila-value", "swila-all", "swila-one"])
+@pytest.mark.parametrize(
+    "name", ["swila", "swila-temporal", "swila-gated", "swila-value", "swila-all", "swila-input-conv", "swila-one"]
+)
 def test_the_equations_and_their_gradients(name, x):
     layer = build(name)
     weights = list(layer.parameters())
@@ -104,7 +108,7 @@ def test_noise_is_what_the_paper_says(x):
     """ε softplus(x θ) with ε of unit variance, drawn anew for each logit."""
     layer = build("swila", router_noise=True)
     many = x[:1, :1].expand(4000, 1, -1)
-    logits = layer._operands(many, *layer._qkv(many, None, Mode())[:3])["key_logits"]
+    logits = layer._operands(many, *layer._project(many, None, Mode())[1:4])["key_logits"]
     clean = layer.key_router(x[:1, :1]).view(1, 1, *logits.shape[2:])
     scale = F.softplus(layer.key_noise(x[:1, :1])).view(1, 1, *logits.shape[2:])
     drawn = (logits - clean) / scale

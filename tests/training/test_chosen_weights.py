@@ -33,6 +33,7 @@ class Wild(Regression):
     """Validation losses as told, in turn."""
 
     def __init__(self, losses):
+        super().__init__()
         self.losses = list(losses)
         self.kept = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,9 +17,18 @@ from swila.experiments.training_run import TrainingRun
 from swila.training import RunDirectory, Trainer
 
 CASES: dict[str, Callable[[], TrainingRun]] = {
+    "cdar, paper": lambda: cdar.make_runs("paper", ["temporal-swila"], [64], [1], [1e-3], [0])[0],
     "cdar, small": lambda: cdar.make_runs("small", ["temporal-swila"], [64], [1], [1e-3], [0])[0],
     "softmax-regression, H1J2": lambda: softmax_regression.make_runs("small", ["swila"], [2], seeds=[0])[0],
     "regbench, small": lambda: regbench.make_runs("small", ["temporal-swila"], seeds=[0])[0],
+}
+# what the kernels of an update do, by their names; the first that fits counts
+KINDS_OF_KERNELS = {
+    "recurrence": r"^swila_",
+    "loss of the logits": r"softmax",
+    "gradient of the embedding": r"sum_and_scatter|segment_offset|grad_weight|radix_sort|RadixSort",
+    "matrix products": r"nvjet|gemm|splitKreduce|cutlass",
+    "optimizer": r"FusedOptimizer",
 }
 
 
@@ -27,7 +37,7 @@ def measure(case: str, replicas: Sequence[int], seconds: float, report: Callable
 
     Args:
         case: one of :data:`CASES`.
-        replicas: how many side by side, in turn.
+        replicas: how many side by side, in turn; one alone is profiled.
         seconds: how long each is measured.
         report: told what is being done.
     """
@@ -41,7 +51,10 @@ def measure(case: str, replicas: Sequence[int], seconds: float, report: Callable
             report(f"{case}: {count} side by side")
             runs = [replace(run, training=replace(run.training, seed=seed)) for seed in range(count)]
             found[str(count)] = _rate(runs, Path(out) / str(count), seconds, captured=True)
-    return {"case": case, "plain": plain, "captured": found}
+        report(f"{case}: where the time goes")
+        spent = _profile(run, Path(out) / "profile")
+    size = {"batch_size": run.training.batch_size, "precision": run.training.precision}
+    return {"case": case, **size, "plain": plain, "captured": found, "microseconds": spent}
 
 
 def _rate(runs: Sequence[TrainingRun], out: Path, seconds: float, captured: bool) -> dict[str, float]:
@@ -69,3 +82,28 @@ def _rate(runs: Sequence[TrainingRun], out: Path, seconds: float, captured: bool
     finally:
         for trainer in trainers:
             trainer.close()
+
+
+def _profile(run: TrainingRun, out: Path, turns: int = 2) -> dict[str, float]:
+    """Microseconds an update spends in kernels of each kind, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    trainer = run.begin(RunDirectory(out, run.config()), "cuda", False)
+    try:
+        for _ in range(2):
+            trainer.advance()
+        torch.cuda.synchronize()
+        before = trainer.session.state["step"]
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(turns):
+                trainer.advance()
+            torch.cuda.synchronize()
+        updates = trainer.session.state["step"] - before
+        spent: dict[str, float] = {}
+        for event in profiler.key_averages():
+            kinds = (kind for kind, pattern in KINDS_OF_KERNELS.items() if re.search(pattern, event.key))
+            kind = next(kinds, "everything else, elementwise")
+            spent[kind] = spent.get(kind, 0.0) + event.self_device_time_total / updates
+        return dict(sorted(spent.items(), key=lambda item: -item[1]))
+    finally:
+        trainer.close()

@@ -21,11 +21,12 @@ def show(console: Console, experiment: Experiment, record: dict[str, Any]) -> No
     caption = experiment.caption(record)
     table = Table(title="", box=None, caption=caption, caption_justify="left")
     table.add_column("model", header_style="bold")
-    for column in experiment.columns:
+    columns = [column for column in experiment.columns if any(column.cell(row) for row in rows)]
+    for column in columns:
         table.add_column(column.heading, header_style="bold", justify="right")
     for row in rows:
         style = "bold green" if top is not None and row[key] == top else None
-        cells = [column.cell(row) for column in experiment.columns]
+        cells = [column.cell(row) for column in columns]
         table.add_row(experiment.models.get(row["model"], row["model"]), *cells, style=style)
     console.print(table)
     _warn(console, rows)

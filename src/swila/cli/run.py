@@ -28,6 +28,30 @@ Steps = Annotated[int | None, typer.Option(help="Training steps at most. Default
 Precision = Annotated[
     str | None, typer.Option(help="On a GPU: float32, tf32 or bfloat16 (autocast). Default: bfloat16.")
 ]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the training set. Default: the preset's length.", min=1)]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="Model to train; repeat for several: temporal-swila, swila, deltanet, gated-deltanet, kda, dn-mom, "
+        "attention, fox. Default: those of the preset.",
+    ),
+]
+Widths = Annotated[
+    list[int] | None,
+    typer.Option("--hidden-size", help="Width d; repeat for several. The state has M (d/2)² scalars, M memories."),
+]
+Layers = Annotated[list[int] | None, typer.Option(help="Blocks; repeat for several.", min=1)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Replace an open point of the preset; repeat for several: init_std, temporal_bias, noise, embed_dropout, "
+        "router_projection, conv_on (qkv or input), weight_decay, clip, warmup_steps, schedule. Such runs are rows of "
+        "their own.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")]
 Jobs = Annotated[
     int | None,
@@ -57,20 +81,15 @@ def cdar(
             help="Size: tiny (3 contexts of 2 keys, minutes on a CPU), small (4 of 8, one GPU) or paper (4 of 32)."
         ),
     ] = "tiny",
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Model to train; repeat for several: temporal-swila, swila, deltanet, gated-deltanet, kda, dn-mom, "
-            "attention, fox. Default: those of the preset."
-        ),
-    ] = None,
-    hidden_size: Annotated[
-        list[int] | None, typer.Option(help="Width d; repeat for several. The state has C (d/2)² scalars.")
-    ] = None,
-    layers: Annotated[list[int] | None, typer.Option(help="Blocks; repeat for several.", min=1)] = None,
+    model: Models = None,
+    hidden_size: Widths = None,
+    layers: Layers = None,
     lr: Rates = None,
     seeds: Seeds = None,
     steps: Steps = None,
+    epochs: Epochs = None,
+    settings: Settings = None,
+    precision: Precision = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     threads: Threads = 1,
@@ -85,15 +104,57 @@ def cdar(
     scores 1/C.
 
     Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
-    table, with hardware, versions and commit), accuracy.png, routing.png, and a directory for
+    table, with hardware, versions and commit), state-size.png, accuracy.png, routing.png, and a directory for
     every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
     from swila.experiments.cdar import make_runs
     from swila.experiments.registry import CDAR
+    from swila.experiments.settings import parse
 
     with one_line_errors():
-        runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps)
+        changed = parse(settings or ())
+        runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps, epochs, precision, changed)
     _carry_out(CDAR, preset, runs, device, jobs, threads, out, fresh, tensorboard)
+
+
+@run.command()
+def mqar(
+    preset: Annotated[
+        str, typer.Option(help="Size: tiny (6 pairs, minutes on a CPU), small (32, one GPU) or paper (128).")
+    ] = "tiny",
+    model: Models = None,
+    hidden_size: Widths = None,
+    layers: Layers = None,
+    lr: Rates = None,
+    seeds: Seeds = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    settings: Settings = None,
+    precision: Precision = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    threads: Threads = 1,
+    out: Out = None,
+    fresh: Fresh = False,
+    tensorboard: TensorBoard = True,
+) -> None:
+    """Multi-query associative recall, without contexts.
+
+    The task that CDAR was made from, with the same models and state sizes: how many pairs can a state hold when nothing
+    has to be kept apart?
+
+    Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
+    table, with hardware, versions and commit), state-size.png, accuracy.png, and a directory for every run with its
+    configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    """
+    from swila.experiments.mqar import make_runs
+    from swila.experiments.registry import MQAR
+    from swila.experiments.settings import parse
+
+    with one_line_errors():
+        changed = parse(settings or ())
+        runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps, epochs, precision, changed)
+    _carry_out(MQAR, preset, runs, device, jobs, threads, out, fresh, tensorboard)
 
 
 @run.command()
@@ -162,7 +223,7 @@ def regbench(
     ] = None,
     lr: Rates = None,
     seeds: Seeds = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training set.", min=1)] = None,
+    epochs: Epochs = None,
     patience: Annotated[
         int | None, typer.Option(help="End after so many epochs without a lower validation loss.", min=1)
     ] = None,

@@ -1,4 +1,4 @@
-"""The two pictures of a CDAR experiment: how models learn, and where SwiLA keeps what."""
+"""The pictures of a CDAR experiment: those of recall, and where SwiLA keeps what."""
 
 from __future__ import annotations
 
@@ -8,35 +8,20 @@ from typing import Any
 
 import torch
 
-from swila.experiments.cdar import MODELS, routing, shares_by_context
+from swila.experiments import recall_figures
+from swila.experiments.cdar import routing, shares_by_context
 from swila.experiments.experiment import runs_in
+from swila.experiments.recall import MODELS
 from swila.experiments.training_run import TrainingRun
-from swila.plots import RoutingPanel, accuracy_curves, routing_picture
+from swila.plots import RoutingPanel, routing_picture
 from swila.tasks import CDAR, IGNORE, Examples
 from swila.training import RunDirectory
 
 
 def draw(record: dict[str, Any], out: Path, directory: Path | None) -> list[list[Path]]:
-    """Both, the second one if there is a directory with weights."""
+    """Those of every recall experiment, and where SwiLA keeps what if there is a directory with weights."""
     routed = [] if directory is None else draw_routing(runs_in(directory), directory, out)
-    return [draw_accuracy(record, out), *([routed] if routed else [])]
-
-
-def draw_accuracy(record: dict[str, Any], out: Path) -> list[Path]:
-    """Test accuracy against steps, a panel for each model width and depth."""
-    panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
-    runs = list(record["runs"].values())
-    for width, depth in sorted({(run["hidden_size"], run["num_layers"]) for run in runs}):
-        members = [run for run in runs if (run["hidden_size"], run["num_layers"]) == (width, depth)]
-        recurrent = {run["state"] for run in members if run["model"] not in ("attention", "fox")}
-        state = f"state {min(recurrent):,}, " if recurrent else ""
-        layers = "one layer" if depth == 1 else f"{depth} layers"
-        panel = panels.setdefault(f"{state}width {width}, {layers}", {})
-        for run in members:
-            panel.setdefault(run["model"], []).append([tuple(point) for point in run["curve"]])
-    task = CDAR(**record["task"])
-    title = f"CDAR: {task.num_contexts} contexts of {task.num_keys} keys, length {task.length}"
-    return accuracy_curves(panels, MODELS, task.plateau, title, out / "accuracy")
+    return [*recall_figures.draw(record, out), *([routed] if routed else [])]
 
 
 def draw_routing(runs: Sequence[TrainingRun], directory: Path, out: Path) -> list[Path]:

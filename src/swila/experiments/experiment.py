@@ -22,7 +22,7 @@ logger = logging.getLogger("swila")
 
 
 class Column(NamedTuple):
-    """A column of the table: its heading, and what stands there for a row."""
+    """A column of the table: its heading, and what stands there for a row; left out if nothing does for any."""
 
     heading: str
     cell: Callable[[dict[str, Any]], str]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from swila.experiments import (
     cdar,
     cdar_figures,
+    mqar,
+    recall,
+    recall_figures,
     regbench,
     regbench_figures,
     softmax_regression,
@@ -25,27 +28,42 @@ def _of_seeds(heading: str) -> Column:
     return Column(heading, lambda row: spread(row["scores"]))
 
 
+_RECALL_COLUMNS = (
+    Column("width", lambda row: str(row["hidden_size"])),
+    Column("layers", lambda row: str(row["layers"])),
+    Column("set", lambda row: row["variant"]),
+    _count("state"),
+    _count("parameters"),
+    _fraction("best"),
+    _fraction("mean"),
+    Column("solved", lambda row: f"{row['solved']}/{row['runs']}"),
+)
+
 CDAR = Experiment(
     name="cdar",
     title="CDAR",
     presets=cdar.PRESETS,
-    models=cdar.MODELS,
-    summarize=cdar.summarize,
+    models=recall.MODELS,
+    summarize=recall.summarize,
     facts=lambda preset: {"plateau": preset.task.plateau},
-    columns=(
-        Column("width", lambda row: str(row["hidden_size"])),
-        Column("layers", lambda row: str(row["layers"])),
-        _count("state"),
-        _count("parameters"),
-        _fraction("best"),
-        _fraction("mean"),
-        Column("solved", lambda row: f"{row['solved']}/{row['runs']}"),
-    ),
+    columns=_RECALL_COLUMNS,
     caption=lambda record: (
         "test accuracy, best and mean over learning rates and seeds; "
         f"{record['plateau']:.2f} is knowing the values but not the context"
     ),
     draw=cdar_figures.draw,
+)
+
+MQAR = Experiment(
+    name="mqar",
+    title="MQAR",
+    presets=mqar.PRESETS,
+    models=recall.MODELS,
+    summarize=recall.summarize,
+    facts=lambda preset: {},
+    columns=_RECALL_COLUMNS,
+    caption=lambda record: "test accuracy, best and mean over learning rates and seeds",
+    draw=recall_figures.draw,
 )
 
 SOFTMAX_REGRESSION = Experiment(
@@ -87,4 +105,4 @@ REGBENCH = Experiment(
     draw=regbench_figures.draw,
 )
 
-EXPERIMENTS = {each.name: each for each in (SOFTMAX_REGRESSION, CDAR, REGBENCH)}
+EXPERIMENTS = {each.name: each for each in (SOFTMAX_REGRESSION, CDAR, MQAR, REGBENCH)}

@@ -64,6 +64,7 @@ class TrainingRun:
         test_examples: how many to judge it by.
         validation_examples: how many to choose weights by; 0 for none, then the best look at the test set counts.
         data_seed: of the examples; the same for all runs that are to be compared.
+        variant: what is different from the preset it was made from, as part of the run's name; nothing as a rule.
     """
 
     label: str
@@ -75,11 +76,13 @@ class TrainingRun:
     test_examples: int
     validation_examples: int = 0
     data_seed: int = 0
+    variant: str = ""
 
     @property
     def name(self) -> str:
         """The directory of the run within an experiment's."""
-        return f"{self.label}-{self.size}-lr{self.training.lr:g}-seed{self.training.seed}"
+        variant = f"-{self.variant}" if self.variant else ""
+        return f"{self.label}-{self.size}{variant}-lr{self.training.lr:g}-seed{self.training.seed}"
 
     @property
     def kind(self) -> Kind:
@@ -134,6 +137,7 @@ class TrainingRun:
             "name": self.name,
             "model": self.label,
             "size": self.size,
+            **({"variant": self.variant} if self.variant else {}),
             **{key: getattr(self.model, key) for key in ("hidden_size", "num_layers") if hasattr(self.model, key)},
             **{key: options[key] for key in ("num_heads", "num_mixtures") if key in options},
             **self.sizes(),

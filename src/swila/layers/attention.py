@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from swila.layers.mixer import SequenceMixer
 from swila.layers.mode import Mode
 from swila.layers.norms import rms_norm
 from swila.layers.packing import Sequences, sequences
-from swila.layers.short_conv import ShortConvolution, convolve
+from swila.layers.short_conv import ShortConvolution, convolve, convolves
 
 
 def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
@@ -44,6 +44,7 @@ class Attention(SequenceMixer):
         use_short_conv: whether q, k and v pass a short convolution (without activation).
         conv_size: its width.
         conv_bias: whether it has a bias.
+        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
         norm_eps: of ``qk_norm``.
         layer_idx: the layer's place in the model, and in a cache that layers share.
     """
@@ -62,6 +63,7 @@ class Attention(SequenceMixer):
         use_short_conv: bool = False,
         conv_size: int = 4,
         conv_bias: bool = False,
+        conv_on: Literal["qkv", "input"] = "qkv",
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
     ) -> None:
@@ -79,7 +81,10 @@ class Attention(SequenceMixer):
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * D, bias=qkv_bias)
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * D, bias=qkv_bias)
         self.use_short_conv = use_short_conv
-        if use_short_conv:
+        self.convolves = convolves(use_short_conv, conv_on)
+        if self.convolves == "input":
+            self.input_conv1d = ShortConvolution(hidden_size, conv_size, conv_bias, activation=None)
+        elif self.convolves == "qkv":
             self.q_conv1d = ShortConvolution(num_heads * D, conv_size, conv_bias, activation=None)
             self.k_conv1d = ShortConvolution(num_kv_heads * D, conv_size, conv_bias, activation=None)
             self.v_conv1d = ShortConvolution(num_kv_heads * D, conv_size, conv_bias, activation=None)
@@ -91,9 +96,11 @@ class Attention(SequenceMixer):
     def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         conv_state = past.get("conv_state")
-        if self.use_short_conv:
+        if self.convolves == "input":
+            (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, mode)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.convolves == "qkv":
             modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
             (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, mode)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
@@ -246,6 +253,7 @@ class ForgettingAttention(Attention):
         use_short_conv: whether q, k and v pass a short convolution (without activation).
         conv_size: its width.
         conv_bias: whether it has a bias.
+        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
         norm_eps: of ``qk_norm``.
         layer_idx: the layer's place in the model, and in a cache that layers share.
         backend: ``"torch"``, or ``"fla"`` for flash-linear-attention's kernel (calls without a cache).
@@ -263,6 +271,7 @@ class ForgettingAttention(Attention):
         use_short_conv: bool = False,
         conv_size: int = 4,
         conv_bias: bool = False,
+        conv_on: Literal["qkv", "input"] = "qkv",
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
         backend: str = "torch",
@@ -281,6 +290,7 @@ class ForgettingAttention(Attention):
             use_short_conv=use_short_conv,
             conv_size=conv_size,
             conv_bias=conv_bias,
+            conv_on=conv_on,
             norm_eps=norm_eps,
             layer_idx=layer_idx,
         )

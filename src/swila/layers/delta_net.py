@@ -32,6 +32,7 @@ class DeltaRuleMixer(RecurrentMixer):
         use_short_conv: bool = True,
         conv_size: int = 4,
         conv_bias: bool = False,
+        conv_on: Literal["qkv", "input"] = "qkv",
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
         backend: str = "auto",
@@ -49,6 +50,7 @@ class DeltaRuleMixer(RecurrentMixer):
             use_short_conv: whether q, k and v pass a short convolution.
             conv_size: its width.
             conv_bias: whether it has a bias.
+            conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
             norm_eps: of the output's RMSNorm.
             layer_idx: the layer's place in the model, and in a cache that layers share.
             backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
@@ -67,6 +69,7 @@ class DeltaRuleMixer(RecurrentMixer):
             use_short_conv=use_short_conv,
             conv_size=conv_size,
             conv_bias=conv_bias,
+            conv_on=conv_on,
             norm_eps=norm_eps,
             layer_idx=layer_idx,
             backend=backend,

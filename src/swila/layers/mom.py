@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ class MixtureOfMemories(RecurrentMixer):
         use_short_conv: whether q, k and v pass a short convolution.
         conv_size: its width.
         conv_bias: whether it has a bias.
+        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
         norm_eps: of the output's RMSNorm.
         balance_scale: weight of the load-balancing loss in training.
         layer_idx: the layer's place in the model, and in a cache that layers share.
@@ -65,6 +66,7 @@ class MixtureOfMemories(RecurrentMixer):
         use_short_conv: bool = True,
         conv_size: int = 4,
         conv_bias: bool = False,
+        conv_on: Literal["qkv", "input"] = "qkv",
         norm_eps: float = 1e-5,
         balance_scale: float = 0.01,
         layer_idx: int | None = None,
@@ -82,6 +84,7 @@ class MixtureOfMemories(RecurrentMixer):
             use_short_conv=use_short_conv,
             conv_size=conv_size,
             conv_bias=conv_bias,
+            conv_on=conv_on,
             norm_eps=norm_eps,
             layer_idx=layer_idx,
             backend=backend,

@@ -12,7 +12,7 @@ from swila.layers.mixer import SequenceMixer
 from swila.layers.mode import Mode
 from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.projection import make_projection
-from swila.layers.short_conv import ShortConvolution, convolve
+from swila.layers.short_conv import ShortConvolution, convolve, convolves
 from swila.ops.backends import backend_names
 
 
@@ -55,6 +55,8 @@ class RecurrentMixer(SequenceMixer):
         use_short_conv: whether q, k and v pass a short convolution.
         conv_size: its width, 2 or 4 as a rule.
         conv_bias: whether it has a bias.
+        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees, routers and
+            gates as well.
         output_gate: None, or the kind of projection for a gate on the normalised output (``"linear"``,
             ``"low-rank:RANK"``).
         output_gate_activation: ``"silu"`` or ``"sigmoid"``.
@@ -75,6 +77,7 @@ class RecurrentMixer(SequenceMixer):
         use_short_conv: bool,
         conv_size: int,
         conv_bias: bool,
+        conv_on: str = "qkv",
         output_gate: str | None,
         output_gate_activation: str = "silu",
         output_gate_bias: bool = False,
@@ -95,7 +98,10 @@ class RecurrentMixer(SequenceMixer):
         self.k_proj = nn.Linear(hidden_size, streams * key_dim, bias=False)
         self.v_proj = nn.Linear(hidden_size, streams * value_dim, bias=False)
         self.use_short_conv = use_short_conv
-        if use_short_conv:
+        self.convolves = convolves(use_short_conv, conv_on)
+        if self.convolves == "input":
+            self.input_conv1d = ShortConvolution(hidden_size, conv_size, conv_bias, activation=None)
+        elif self.convolves == "qkv":
             self.q_conv1d = ShortConvolution(key_dim, conv_size, conv_bias)
             self.k_conv1d = ShortConvolution(key_dim, conv_size, conv_bias)
             self.v_conv1d = ShortConvolution(value_dim, conv_size, conv_bias)
@@ -109,7 +115,7 @@ class RecurrentMixer(SequenceMixer):
     def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
-        q, k, v, conv_state = self._qkv(x, past.get("conv_state"), mode)
+        x, q, k, v, conv_state = self._project(x, past.get("conv_state"), mode)
         o, state = self.recur(x, q, k, v, past.get("recurrent_state"), mode)
         y = self.o_proj(self._gated_norm(o, x).flatten(-2))
         return y, {"recurrent_state": state, "conv_state": conv_state} if mode.return_state else None
@@ -122,16 +128,19 @@ class RecurrentMixer(SequenceMixer):
         """The recurrence: from ``q [B,T,H,K]``, ``k [B,T,S*H,K]``, ``v [B,T,S*H,V]`` to ``o [B,T,H,V]`` and a state."""
         raise NotImplementedError
 
-    def _qkv(self, x: Tensor, conv_state: Any, mode: Mode) -> tuple[Tensor, Tensor, Tensor, Any]:
+    def _project(self, x: Tensor, conv_state: Any, mode: Mode) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+        """What the layer sees, its q, k and v, and what the convolutions carry on."""
+        if self.convolves == "input":
+            (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, mode)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.use_short_conv:
+        if self.convolves == "qkv":
             modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
             (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, mode)
         else:
-            q, k, v, conv_state = F.silu(q), F.silu(k), F.silu(v), None
+            q, k, v = F.silu(q), F.silu(k), F.silu(v)
         v = v.unflatten(-1, (-1, self.head_v_dim))
         q, k = (l2_norm(t.unflatten(-1, (-1, self.head_k_dim))).to(v.dtype) for t in (q, k))
-        return q, k, v, conv_state
+        return x, q, k, v, conv_state
 
     def _gated_norm(self, o: Tensor, x: Tensor) -> Tensor:
         o = rms_norm(self.o_norm, o)

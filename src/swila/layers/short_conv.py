@@ -98,6 +98,13 @@ class ShortConvolution(nn.Module):
         return f"{self.channels}, width={self.width}, activation={self.activation}"
 
 
+def convolves(use_short_conv: bool, conv_on: str) -> str | None:
+    """Which of a layer's tensors pass a convolution: ``"qkv"``, ``"input"``, or None of them."""
+    if conv_on not in ("qkv", "input"):
+        raise ValueError(f"conv_on must be 'qkv' or 'input', got {conv_on!r}")
+    return conv_on if use_short_conv else None
+
+
 def convolve(
     modules: Sequence[ShortConvolution],
     inputs: Sequence[Tensor],

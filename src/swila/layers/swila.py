@@ -59,6 +59,7 @@ class SwiLA(RecurrentMixer):
         use_short_conv: whether q, k and v pass a short convolution.
         conv_size: its width, 2 or 4 as a rule.
         conv_bias: whether it has a bias.
+        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
         use_output_gate: whether the normalised output is multiplied by ``silu(W x)``.
         norm_eps: of the output's RMSNorm.
         balance_marginal: λ_marg of the load-balancing loss, the weight of even usage.
@@ -90,6 +91,7 @@ class SwiLA(RecurrentMixer):
         use_short_conv: bool = True,
         conv_size: int = 4,
         conv_bias: bool = False,
+        conv_on: Literal["qkv", "input"] = "qkv",
         use_output_gate: bool = False,
         norm_eps: float = 1e-5,
         balance_marginal: float = 0.0,
@@ -122,6 +124,7 @@ class SwiLA(RecurrentMixer):
             use_short_conv=use_short_conv,
             conv_size=conv_size,
             conv_bias=conv_bias,
+            conv_on=conv_on,
             output_gate="linear" if use_output_gate else None,
             norm_eps=norm_eps,
             layer_idx=layer_idx,
@@ -187,8 +190,8 @@ class SwiLA(RecurrentMixer):
     @torch.no_grad()
     def trace(self, hidden_states: Tensor) -> RoutingTrace:
         """Responsibilities and mix of every token of ``hidden_states [B, T, hidden_size]``; to look at, not fast."""
-        q, k, v, _ = self._qkv(hidden_states, None, Mode())
-        operands = self._operands(hidden_states, q, k, v)
+        x, q, k, v, _ = self._project(hidden_states, None, Mode())
+        operands = self._operands(x, q, k, v)
         key, query = [], []
         for b in range(hidden_states.shape[0]):
             state, found = None, []

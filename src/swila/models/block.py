@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from swila.layers import SequenceMixer
@@ -49,8 +50,16 @@ class Block(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         cu_seqlens: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> Tensor:
-        """``[B, T, hidden_size]`` to the same; the options are the mixer's, and a cache that is given is updated."""
+        """``[B, T, hidden_size]`` to the same; the options are the mixer's, and a cache that is given is updated.
+
+        With ``where`` only the output at these places is computed, ``[places, hidden_size]``: no other is needed of the
+        last block. They are those where a bool ``[B, T]`` is true, or P of each row by their numbers, ``[B, P]``.
+        """
         y, _, _ = self.mixer(self.mixer_norm(x), attention_mask, past_key_values, cu_seqlens=cu_seqlens)
         x = x + self.dropout(y)
+        if where is not None:
+            by_number = where.dtype != torch.bool
+            x = x.gather(1, where.unsqueeze(-1).expand(-1, -1, x.shape[-1])).flatten(0, 1) if by_number else x[where]
         return x + self.dropout(self.mlp(self.mlp_norm(x)))

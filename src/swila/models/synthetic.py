@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -84,25 +83,24 @@ class SyntheticModel(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         cu_seqlens: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> Tensor:
-        """The last hidden states ``[B, T, hidden_size]`` of ``tokens [B, T]``; a cache that is given is updated."""
+        """The last hidden states ``[B, T, hidden_size]`` of ``tokens [B, T]``; a cache that is given is updated.
+
+        With ``where`` only those of some places, ``[places, hidden_size]``; see :meth:`Block.forward`.
+        """
         x = self.embed_dropout(self.embedding(tokens))
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             x = block(x, attention_mask, past_key_values, cu_seqlens)
-        return self.norm(x)
+        return self.norm(self.blocks[-1](x, attention_mask, past_key_values, cu_seqlens, where))
 
     def forward(self, tokens: Tensor, where: Tensor | None = None, **options: Any) -> Tensor:
         """Logits ``[B, T, vocab_size]``, or only those of some places, ``[places, vocab_size]``.
 
-        Reading out at the labelled places alone saves most of the work where labels are few. The places are those where
-        ``where [B, T]`` is true, or P of each row by their numbers ``where [B, P]``. The options are those of
-        :meth:`hidden`.
+        Most of the work after the last mixer is saved where labels are few. The places are those where ``where [B, T]``
+        is true, or P of each row by their numbers ``where [B, P]``. The options are those of :meth:`hidden`.
         """
-        x = self.hidden(tokens, **options)
-        if where is not None:
-            by_number = where.dtype != torch.bool
-            x = x.gather(1, where.unsqueeze(-1).expand(-1, -1, x.shape[-1])).flatten(0, 1) if by_number else x[where]
-        return F.linear(x, self.embedding.weight)
+        return F.linear(self.hidden(tokens, where=where, **options), self.embedding.weight)
 
     def parts(self) -> list[nn.Module]:
         """What a compiler may take as wholes, one like the other."""

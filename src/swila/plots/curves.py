@@ -13,7 +13,7 @@ Curve = Sequence[tuple[int, float]]  # (step, accuracy)
 def accuracy_curves(
     panels: Mapping[str, Mapping[str, Sequence[Curve]]],
     names: Mapping[str, str],
-    plateau: float,
+    plateau: float | None,
     title: str,
     path: Path,
 ) -> list[Path]:
@@ -22,7 +22,7 @@ def accuracy_curves(
     Args:
         panels: title of a panel -> model -> curves of its runs.
         names: model -> how to call it.
-        plateau: accuracy of a model that recalls values but not the context.
+        plateau: accuracy of a model that recalls values but not the context, or None.
         title: of the figure.
         path: where to; the suffix is replaced by ``.png`` and ``.svg``.
     """
@@ -33,8 +33,10 @@ def accuracy_curves(
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axis, (heading, models) in zip(axes, panels.items(), strict=True):
             longest = max((curve[-1][0] for curves in models.values() for curve in curves if curve), default=1)
-            axis.axhline(plateau, color="#888888", linestyle=(0, (4, 3)), linewidth=1, zorder=1)
             ends: list[tuple[float, str, str]] = []
+            if plateau is not None:
+                axis.axhline(plateau, color="#888888", linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+                ends.append((plateau, f"values without context: 1/C = {plateau:.2f}", "#777777"))
             for model, curves in models.items():
                 drawn = sorted((c for c in curves if c), key=lambda c: max(accuracy for _, accuracy in c))
                 for i, curve in enumerate(drawn):
@@ -49,7 +51,6 @@ def accuracy_curves(
                         label = f"{names.get(model, model)}  {max(accuracy):.2f}"
                         ends.append((accuracy[-1], label, colour))
                         axis.plot(steps[-1], accuracy[-1], "o", color=colour, markersize=4, zorder=4)
-            ends.append((plateau, f"values without context: 1/C = {plateau:.2f}", "#777777"))
             for height, label, colour in spread(ends, gap=0.065):
                 weight = "normal" if colour == "#777777" else "bold"
                 axis.text(1.02 * longest, height, label, color=colour, va="center", weight=weight)

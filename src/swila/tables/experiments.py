@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from swila.experiments import cdar, regbench
+from swila.experiments import recall, regbench
 from swila.tables.conditions import conditions
 from swila.tables.markdown import markdown
 
@@ -17,11 +17,11 @@ def cdar_table(record: dict[str, Any], longer: dict[str, Any]) -> str:
     rows = []
     for row in record["rows"]:
         numbers = f"{row['state']:,}", f"{row['parameters']:,}", f"{row['best']:.3f}", f"{row['mean']:.3f}"
-        rows.append((cdar.MODELS[row["model"]], *numbers, f"{row['solved']} of {row['runs']} seeds"))
+        rows.append((recall.MODELS[row["model"]], *numbers, f"{row['solved']} of {row['runs']} seeds"))
     seconds = sum(result["seconds"] for result in record["runs"].values())
     summed = f"{seconds:.0f} s of training, summed over runs that go side by side"
     steps = max(result["steps"] for result in longer["runs"].values())
-    later = ", ".join(f"{cdar.MODELS[row['model']]} {row['best']:.2f} ({row['mean']:.2f})" for row in longer["rows"])
+    later = ", ".join(f"{recall.MODELS[row['model']]} {row['best']:.2f} ({row['mean']:.2f})" for row in longer["rows"])
     return markdown(
         "lrrrrr",
         ["model", "state", "parameters", "best accuracy", "mean", "solved"],

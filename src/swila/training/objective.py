@@ -22,6 +22,11 @@ class Objective(Protocol):
 
     score: str
 
+    @property
+    def criterion(self) -> nn.Module:
+        """The loss of outputs and targets, a module that a compiler can take whole."""
+        ...
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch, a scalar."""
         ...
@@ -29,6 +34,15 @@ class Objective(Protocol):
     def evaluate(self, model: nn.Module, data: Any, batch_size: int) -> dict[str, float]:
         """Metrics on held-out data; ``loss`` among them if weights are to be chosen by it."""
         ...
+
+
+class CrossEntropy(nn.Module):
+    """Mean cross-entropy in float32 at least, of logits of any precision; labels of :data:`IGNORE` do not count."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of ``logits [N, vocab_size]`` and ``labels [N]``."""
+        full = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(full, labels, ignore_index=IGNORE)
 
 
 class TokenPrediction:
@@ -43,14 +57,15 @@ class TokenPrediction:
 
     def __init__(self, labels: int | None = None) -> None:
         self.labels = labels
+        self.criterion = CrossEntropy()
 
     def loss(self, model: nn.Module, batch: Examples) -> Tensor:
         """Mean over the labelled places of the batch."""
         where = batch.labels != IGNORE
         if self.labels is None:
-            return F.cross_entropy(model(batch.inputs, where).float(), batch.labels[where])
-        places = where.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : self.labels]
-        return F.cross_entropy(model(batch.inputs, places).float(), batch.labels.gather(1, places).flatten())
+            return self.criterion(model(batch.inputs, where), batch.labels[where])
+        places = places_of(where, self.labels)
+        return self.criterion(model(batch.inputs, places), batch.labels.gather(1, places).flatten())
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, data: Examples, batch_size: int) -> dict[str, float]:
@@ -76,9 +91,12 @@ class LegalPrediction:
 
     score = "accuracy"
 
+    def __init__(self) -> None:
+        self.criterion = CrossEntropy()
+
     def loss(self, model: nn.Module, batch: AutomatonExamples) -> Tensor:
         """Mean over the labelled places of the batch."""
-        return F.cross_entropy(model(batch.inputs).float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE)
+        return self.criterion(model(batch.inputs).flatten(0, 1), batch.labels.flatten())
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, data: AutomatonExamples, batch_size: int) -> dict[str, float]:
@@ -104,9 +122,12 @@ class Regression:
 
     score = "r2"
 
+    def __init__(self) -> None:
+        self.criterion = nn.MSELoss()
+
     def loss(self, model: nn.Module, batch: Pairs) -> Tensor:
         """Mean over the batch."""
-        return F.mse_loss(model(batch.inputs), batch.targets)
+        return self.criterion(model(batch.inputs), batch.targets)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, data: Pairs, batch_size: int) -> dict[str, float]:
@@ -122,3 +143,14 @@ class Regression:
         count = data.targets[..., 0].numel()
         variation = squares.sum() - (total.square() / count).sum()
         return {"r2": (1 - errors.sum() / variation).item(), "loss": (errors.sum() / (count * D)).item()}
+
+
+def places_of(where: Tensor, count: int) -> Tensor:
+    """The first ``count`` places of each row where ``where [B, T]`` is true, ``[B, count]``, in order.
+
+    The shapes do not depend on the data; a row with fewer is filled up with place 0.
+    """
+    rank = where.cumsum(1)
+    slot = torch.where(where & (rank <= count), rank - 1, count)  # what is left over goes to a slot of its own
+    time = torch.arange(where.shape[1], device=where.device).expand(where.shape)
+    return torch.zeros(len(where), count + 1, dtype=torch.long, device=where.device).scatter(1, slot, time)[:, :count]

@@ -68,7 +68,8 @@ class CapturedUpdates(Updates):
 
     The number of the update is a counter on the device, from which the graph reads examples and learning rate.
     The first updates are run as they are: kernels are compiled and the optimizer's state made. The parts of the model
-    that a compiler can take whole (``model.parts()``) are compiled, which makes a few kernels out of many small ones.
+    that a compiler can take whole (``model.parts()``) are compiled, and so is the loss of its output, which makes a few
+    kernels out of many small ones.
     """
 
     WARM_UP = 3
@@ -85,7 +86,7 @@ class CapturedUpdates(Updates):
         self.step = torch.zeros(1, dtype=torch.long, device=self.device)
         self._steer()
         parts: Any = getattr(model, "parts", list)
-        for part in parts():
+        for part in (*parts(), objective.criterion):
             part.compile(dynamic=False)
         self.run_before = 0
         self.turns: list[torch.cuda.Event] = []

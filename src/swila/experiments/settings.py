@@ -1,0 +1,57 @@
+"""What a preset leaves to be tried: one of its settings replaced, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from swila.experiments.by_name import by_name
+
+P = TypeVar("P", bound=Any)
+
+
+def parse(texts: Sequence[str]) -> dict[str, Any]:
+    """``["noise=false", "clip=1.0"]`` as names and values; a value is JSON, or else a string."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.strip() or not value.strip():
+            raise ValueError(f"set must be NAME=VALUE, got {text!r}")
+        try:
+            found[name.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name.strip()] = value.strip()
+    return found
+
+
+def apply(preset: P, settings: Mapping[str, Any], known: Mapping[str, type]) -> tuple[P, str]:
+    """A preset with some settings replaced, and what is different in it, as part of a run's name.
+
+    Args:
+        preset: a dataclass with a field ``training``, one as well.
+        settings: names of fields of either, and their values; None only where the field may be.
+        known: which fields those may be, and of what type.
+    """
+    differences = []
+    for name in known:
+        if name not in settings:
+            continue
+        training = preset.training
+        owner = preset if hasattr(preset, name) else training
+        value, usual = settings[name], getattr(owner, name)
+        if known[name] is float and type(value) is int:
+            value = float(value)
+        if type(value) is not known[name] and not (value is None and name == "clip"):
+            raise ValueError(f"set: {name} must be of type {known[name].__name__}, got {value!r}")
+        if value == usual:
+            continue
+        differences.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={json.dumps(value)}")
+        change: dict[str, Any] = {name: value}
+        if owner is training:
+            change = {"training": replace(training, **change)}
+        preset = replace(preset, **change)
+    for name in settings:
+        by_name("set: a setting", name, known)
+    return preset, ",".join(differences).replace('"', "").replace(":", "")

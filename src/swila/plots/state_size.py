@@ -1,0 +1,145 @@
+"""Accuracy against state size, the best run and the mean over learning rates side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from swila.plots.style import COLOURS, LINES, MARKERS, caption, ink, save, spread, styled
+
+_GREY = "#777777"
+
+
+class StateSizeLine(NamedTuple):
+    """One model of some depth.
+
+    Attributes:
+        model: ``temporal-swila``, ``deltanet``, ...
+        layers: its depth.
+        is_cache: whether its state is a cache that grows with the sequence; such points are hollow.
+        points: (state in scalars, [(learning rate, accuracy) of every run]), from small to large.
+    """
+
+    model: str
+    layers: int
+    is_cache: bool
+    points: list[tuple[int, list[tuple[float, float]]]]
+
+
+def state_size_figure(
+    lines: Sequence[StateSizeLine],
+    names: Mapping[str, str],
+    plateau: float | None,
+    title: str,
+    path: Path,
+) -> list[Path]:
+    """The paper's figures 2a (left: the best run of all learning rates and seeds) and S2 (right: mean over them).
+
+    Thin bars in the right panel go from the worst run to the best. A model with several layers has a dotted line.
+    Softmax attention is drawn at the size of its cache at the task's length, with hollow marks.
+
+    Args:
+        lines: the models.
+        names: model -> how to call it.
+        plateau: accuracy of one who recalls values but not the context, or None.
+        title: of the figure.
+        path: where to; the suffix is replaced by ``.png`` and ``.svg``.
+    """
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=(11.4, 3.9), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        states = sorted({state for line in lines for state, _ in line.points}) or [1]
+        panels = (
+            ("best of learning rates and seeds (figure 2a)", _best),
+            ("mean of learning rates (figure S2)", _mean),
+        )
+        for axis, (heading, statistic) in zip(axes, panels, strict=True):
+            _axis(axis, states, heading, plateau)
+            ends = []
+            for i, line in enumerate(lines):
+                if statistic is _mean:
+                    _draw_bars(axis, line, 1 + 0.035 * (i - len(lines) / 2))
+                heights = [statistic(runs) for _, runs in line.points]
+                _draw_line(axis, line, heights, 1 + 0.035 * (i - len(lines) / 2) if statistic is _mean else 1.0)
+                ends.append((heights[-1], _label(line, names), COLOURS.get(line.model, "black")))
+            for height, label, colour in spread(ends, gap=0.058, top=1.0):
+                axis.annotate(
+                    label, (1, height), (5, 0), xycoords=axis.get_yaxis_transform(), textcoords="offset points",
+                    color=ink(colour), weight="bold", fontsize=8, va="center", annotation_clip=False,
+                )  # fmt: skip
+        axes[0].set_ylabel("test accuracy")
+        caption(figure, title, _notes(lines, plateau))
+        return save(figure, path)
+
+
+def _axis(axis: Any, states: Sequence[int], heading: str, plateau: float | None) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(
+        states, [f"$2^{{{state.bit_length() - 1}}}$" if _power(state) else f"{state:,}" for state in states]
+    )
+    axis.set_xticks([], minor=True)
+    axis.set(xlim=(states[0] / 1.5, states[-1] * 1.5), ylim=(0, 1.03), xlabel="state (scalars)", title=heading)
+    axis.grid(axis="y", color="#EEEEEE", zorder=0)
+    if plateau is not None:
+        axis.axhline(plateau, color=_GREY, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+        axis.annotate(
+            f"values without context: 1/C = {plateau:.2f}", (0, plateau), (3, 3),
+            xycoords=axis.get_yaxis_transform(), textcoords="offset points", color=_GREY, fontsize=7.5,
+        )  # fmt: skip
+
+
+def _draw_line(axis: Any, line: StateSizeLine, heights: Sequence[float], shift: float) -> None:
+    colour = COLOURS.get(line.model, "black")
+    face = "white" if line.is_cache else colour
+    axis.plot(
+        [state * shift for state, _ in line.points], heights, color=colour,
+        linestyle=LINES.get(line.model, "-") if line.layers == 1 else (0, (1, 1.4)), linewidth=1.8,
+        marker=MARKERS.get(line.model, "o"), markersize=6, markerfacecolor=face,
+        markeredgecolor=colour if line.is_cache else "white", markeredgewidth=1.2 if line.is_cache else 0.6, zorder=4,
+    )  # fmt: skip
+
+
+def _draw_bars(axis: Any, line: StateSizeLine, shift: float) -> None:
+    for state, runs in line.points:
+        scores = [score for _, score in runs]
+        axis.plot(
+            [state * shift] * 2, [min(scores), max(scores)], color=COLOURS.get(line.model, "black"), linewidth=0.9
+        )
+
+
+def _best(runs: Sequence[tuple[float, float]]) -> float:
+    return max(score for _, score in runs)
+
+
+def _mean(runs: Sequence[tuple[float, float]]) -> float:
+    """Over learning rates, of each the mean over its seeds: a rate with more seeds does not count more."""
+    by_rate: dict[float, list[float]] = {}
+    for lr, score in runs:
+        by_rate.setdefault(lr, []).append(score)
+    return fmean(fmean(scores) for scores in by_rate.values())
+
+
+def _label(line: StateSizeLine, names: Mapping[str, str]) -> str:
+    layers = "" if line.layers == 1 else f", {line.layers} layers"
+    return f"{names.get(line.model, line.model)}{layers}"
+
+
+def _power(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _notes(lines: Sequence[StateSizeLine], plateau: float | None) -> list[str]:
+    notes = []
+    if any(line.is_cache for line in lines):
+        notes.append("hollow marks: a cache of keys and values, whose size is that at the task's length")
+    counts = sorted({len(runs) for line in lines for _, runs in line.points})
+    if counts:
+        span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        notes.append(f"{span} run{'' if counts[-1] == 1 else 's'} a point")
+    if counts and counts[-1] > 1:
+        notes.append("right: bars from the worst run to the best")
+    return notes
