@@ -36,7 +36,7 @@ def test_from_start_to_figures(run, tmp_path):
         assert f"{row['best']:.3f}" in result.output
     for name in ("accuracy.png", "accuracy.svg", "routing.png", "routing.svg"):
         assert (tmp_path / "runs" / name).stat().st_size > 3000
-    first = tmp_path / "runs" / "swila-d16-l1-lr0.005-seed0" / "environment.json"
+    first = tmp_path / "runs" / "swila-d16-l1-lr0.007-seed0" / "environment.json"
     first.write_text(json.dumps(json.loads(first.read_text()) | {"commit": "older"}))
     again = run(*arguments)
     assert again.exit_code == 0
@@ -66,7 +66,7 @@ def test_interrupted_and_resumed(tmp_path, number):
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
-    metrics = [tmp_path / "runs" / f"deltanet-d16-l1-lr0.005-seed{s}" / "metrics.jsonl" for s in (0, 1)]
+    metrics = [tmp_path / "runs" / f"deltanet-d16-l1-lr0.007-seed{s}" / "metrics.jsonl" for s in (0, 1)]
     begun = time.monotonic()
     while not all(path.exists() and path.read_text().count("\n") >= 1 for path in metrics):
         assert process.poll() is None, process.communicate()[0]
@@ -149,7 +149,7 @@ def test_help_explains_itself(run):
 def test_lost_checkpoints_are_no_obstacle(run, tmp_path):
     arguments = "--out", tmp_path / "runs", "--model", "swila", "--seeds", 1, "--steps", 2, "--jobs", 1
     assert run(*arguments).exit_code == 0
-    (tmp_path / "runs" / "swila-d16-l1-lr0.005-seed0" / "checkpoint.pt").unlink()
+    (tmp_path / "runs" / "swila-d16-l1-lr0.007-seed0" / "checkpoint.pt").unlink()
     assert run(*arguments).exit_code == 0
 
 
@@ -163,3 +163,36 @@ def test_without_matplotlib_and_tensorboard(run, tmp_path, monkeypatch):
     assert "no figures: they need matplotlib (pip install 'swila[plots]')" in result.output
     assert not list((tmp_path / "runs").rglob("events*"))
     assert (tmp_path / "runs" / "results.json").exists()
+
+
+def test_open_points_are_rows_of_their_own(run, tmp_path):
+    arguments = "--steps", 3, "--seeds", 1, "--model", "temporal-swila", "--jobs", 1, "--no-tensorboard"
+    for change in ((), ("--set", "noise=false", "--set", "clip=null")):
+        result = run(*arguments, *change, "--out", tmp_path / "runs")
+        assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "runs" / "results.json").read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["", "noise=false,clip=null"]
+    assert "noise=false,clip=null" in result.output
+    mistake = run(*arguments, "--set", "noise", "--out", tmp_path / "other")
+    assert mistake.exit_code == 2
+    assert "set must be NAME=VALUE, got 'noise'" in mistake.stderr
+
+
+def test_mqar_and_inspection(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    call = lambda *words: CliRunner().invoke(app, list(map(str, words)))  # noqa: E731
+    few = "--steps", 3, "--seeds", 1, "--model", "swila", "--jobs", 1, "--no-tensorboard", "--out"
+    assert call("run", "mqar", *few, tmp_path / "m").exit_code == 0
+    for name in ("state-size.png", "accuracy.png", "results.json"):
+        assert (tmp_path / "m" / name).stat().st_size > 1000
+    assert call("run", "cdar", *few, tmp_path / "c").exit_code == 0
+    (directory,) = (tmp_path / "c").glob("swila-*")
+    result = call("inspect", directory, "--examples", 8)
+    assert result.exit_code == 0, result.output
+    assert "empty place after a query" in result.output
+    found = json.loads((directory / "memory.json").read_text())
+    assert found["run"] == directory.name
+    assert found["examples"] == 8
+    (other,) = (tmp_path / "m").glob("swila-*")
+    assert "run must be one of cdar, got one of MQAR" in call("inspect", other).stderr
+    assert "run must be the directory of one run" in call("inspect", tmp_path / "c").stderr

@@ -8,7 +8,15 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from swila.plots import Point, budget_figure, progress_figure, sample_efficiency
+from swila.plots import (
+    Point,
+    StateSizeLine,
+    accuracy_curves,
+    budget_figure,
+    progress_figure,
+    sample_efficiency,
+    state_size_figure,
+)
 from swila.plots.style import COLOURS, LINES, MARKERS, ink, short, spread
 
 NAN = float("nan")
@@ -207,3 +215,52 @@ def test_ink_is_dark_and_counts_are_short():
     assert ink("#000000") == "#000000"
     assert ink("#E69F00") != "#e69f00"
     assert [short(count) for count in (500, 1000, 2500, 40_000, 1_200_000)] == ["500", "1k", "2.5k", "40k", "1.2M"]
+
+
+def recall_lines():
+    def line(model, layers, heights, cache=False, first=10):
+        points = [(2 ** (first + 2 * i), [(1e-3, y), (1e-3, y - 0.1), (1e-2, y)]) for i, y in enumerate(heights)]
+        return StateSizeLine(model, layers, cache, points)
+
+    return [
+        line("temporal-swila", 1, [0.3, 0.99, 1.0]),
+        line("swila", 1, [0.1, 0.2, 0.25]),
+        line("swila", 2, [0.2, 0.25], first=11),
+        line("attention", 1, [0.25], True, 16),
+        line("attention", 2, [0.98], True, 17),
+    ]
+
+
+def test_accuracy_against_state_size(tmp_path):
+    text = words(state_size_figure(recall_lines(), NAMES, 0.25, "CDAR", tmp_path / "s.png"))
+    for name in ("Temporal SwiLA", "SwiLA", "SwiLA, 2 layers", "Transformer", "Transformer, 2 layers"):
+        assert text.count(name) == 2, "in both panels"
+    assert text.count("values without context: 1/C = 0.25") == 2
+    (note,) = [t for t in text if "hollow marks" in t]
+    assert "3 runs a point" in note
+    assert not any(
+        "1/C" in t for t in words(state_size_figure(recall_lines(), NAMES, None, "MQAR", tmp_path / "s.png"))
+    )
+
+
+def test_the_mean_over_learning_rates_counts_each_once():
+    from swila.plots.state_size import _mean
+
+    assert _mean([(1e-3, 1.0), (1e-3, 0.8), (1e-2, 0.1)]) == pytest.approx(0.5)
+
+
+def test_no_runs_and_odd_sizes(tmp_path):
+    state_size_figure([], NAMES, 0.25, "nothing yet", tmp_path / "s.png")
+    odd = StateSizeLine("deltanet", 1, False, [(192, [(1e-3, 0.4)])])
+    text = words(state_size_figure([odd], NAMES, 0.25, "one run", tmp_path / "s.png"))
+    assert "192" in text
+    assert "1 run a point" in text
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_many_panels_are_wrapped(tmp_path, count):
+    panels = {f"panel {i}": {"swila": [[(10, 0.2), (20, 0.3)]]} for i in range(count)}
+    text = words(accuracy_curves(panels, NAMES, None, "CDAR", tmp_path / "c.png"))
+    assert [t for t in text if t.startswith("panel")] == list(panels)
+    assert text.count("test accuracy") == -(-count // 3)
+    assert not any("1/C" in t for t in text)

@@ -10,6 +10,7 @@ import torch
 from swila.models import RegressionModel, RegressionModelConfig, SyntheticModel, SyntheticModelConfig
 from swila.tasks import CDAR, IGNORE, RegBench, SoftmaxRegression
 from swila.training import LegalPrediction, Regression, RunDirectory, TokenPrediction, Trainer, TrainingConfig
+from swila.training.objective import places_of
 from swila.training.updates import order_of_examples
 
 TASK = SoftmaxRegression(dim=8, length=12, clusters=4)
@@ -186,6 +187,12 @@ def test_a_known_number_of_labels_changes_no_number():
     model = SyntheticModel(SyntheticModelConfig(32, 8, 1, "deltanet", {"num_heads": 2}))
     losses = [TokenPrediction(labels).loss(model, batch) for labels in (None, task.num_queries)]
     assert torch.equal(*losses)
+
+
+def test_places_of_labels():
+    where = torch.tensor([[0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    assert places_of(where, 3).tolist() == [[1, 3, 4], [0, 0, 0], [0, 0, 0], [0, 1, 2]]
+    assert places_of(where[:1], 2).tolist() == [[1, 3]]
 
 
 def test_every_epoch_has_every_example_once():

@@ -12,6 +12,7 @@ from swila.cli.demo import demo
 from swila.cli.doctor import doctor
 from swila.cli.generate import generate
 from swila.cli.info import info
+from swila.cli.inspect import inspect
 from swila.cli.models import models
 from swila.cli.plot import plot
 from swila.cli.run import run
@@ -41,6 +42,7 @@ def _main(
 app.add_typer(run, name="run")
 app.command()(status)
 app.command()(plot)
+app.command()(inspect)
 app.command()(models)
 app.command()(generate)
 app.command()(chat)

@@ -14,7 +14,8 @@ def training(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="What to train: 'cdar, paper', 'cdar, small', 'softmax-regression, H1J2', 'regbench, small'. Default: all."
+            help="What to train: 'cdar, paper', 'cdar, small', 'softmax-regression, H1J2', 'regbench, small'; by "
+            "default all of them."
         ),
     ] = None,
     replicas: Annotated[

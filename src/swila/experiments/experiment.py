@@ -115,12 +115,13 @@ class Experiment:
         return {**kept, **_where(places), "rows": self.summarize(list(runs.values())), "runs": runs}
 
     def _ordered(self, runs: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """By name; by model, size, learning rate and seed, models of one's own last."""
+        """By name; by model, size, variant, learning rate and seed, models of one's own last."""
         order = list(self.models)
 
         def place(run: dict[str, Any]) -> tuple[Any, ...]:
             model = order.index(run["model"]) if run["model"] in order else len(order)
-            return model, run["model"], [int(n) for n in re.findall(r"\d+", run["size"])], run["lr"], run["seed"]
+            size = [int(n) for n in re.findall(r"\d+", run["size"])]
+            return model, run["model"], size, run.get("variant", ""), run["lr"], run["seed"]
 
         return {run["name"]: run for run in sorted(runs, key=place)}
 

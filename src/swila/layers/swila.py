@@ -2,6 +2,8 @@ r"""Switching linear attention, the layer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -137,6 +139,7 @@ class SwiLA(RecurrentMixer):
         self.balance_marginal = balance_marginal
         self.balance_conditional = balance_marginal if balance_conditional is None else balance_conditional
         self.track_routing = track_routing
+        self._change: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
 
         self.b_proj = make_projection("beta_projection", beta_projection, hidden_size, H * J * V)
         if J > 1:
@@ -205,6 +208,18 @@ class SwiLA(RecurrentMixer):
             query.append(torch.stack([stats.query_usage for stats in found]))
         return RoutingTrace(torch.stack(key), torch.stack(query))
 
+    @contextmanager
+    def changed(self, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Iterator[None]:
+        """Within, what the layer hands to the operation passes ``change`` first; for experiments on what it has learnt.
+
+        It gets the arguments of :func:`swila.switching_delta_rule` that have a time axis, by name.
+        """
+        self._change = change
+        try:
+            yield
+        finally:
+            self._change = None
+
     def state_size(self, length: int = 1) -> int:
         """``H J K V``."""
         return super().state_size() * self.num_mixtures
@@ -232,7 +247,7 @@ class SwiLA(RecurrentMixer):
         if self.gate is not None:
             log_decay = self.decay(x).unflatten(-2, (H, J))
             operands["log_decay"] = log_decay.unsqueeze(-1 if self.gate == "value" else -2)
-        return operands
+        return operands if self._change is None else self._change(operands)
 
     def extra_repr(self) -> str:
         """The variant and the sizes, for printing."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from swila.plots.style import COLOURS, save, spread, styled
 
+_ACROSS = 3  # panels of a row
+
 Curve = Sequence[tuple[int, float]]  # (step, accuracy)
 
 
@@ -29,9 +31,13 @@ def accuracy_curves(
     from matplotlib.figure import Figure
 
     with styled():
-        figure = Figure(figsize=(1.2 + 4.6 * len(panels), 3.4), layout="constrained")
-        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axis, (heading, models) in zip(axes, panels.items(), strict=True):
+        across = min(len(panels), _ACROSS)
+        down = -(-len(panels) // across)
+        figure = Figure(figsize=(1.2 + 4.6 * across, 0.4 + 3.0 * down), layout="constrained")
+        axes = figure.subplots(down, across, sharey=True, squeeze=False).flat
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        for axis, (heading, models) in zip(axes, panels.items(), strict=False):
             longest = max((curve[-1][0] for curves in models.values() for curve in curves if curve), default=1)
             ends: list[tuple[float, str, str]] = []
             if plateau is not None:
@@ -56,7 +62,8 @@ def accuracy_curves(
                 axis.text(1.02 * longest, height, label, color=colour, va="center", weight=weight)
             axis.set(xlim=(0, longest), ylim=(0, 1.02), xlabel="training steps", title=heading)
             axis.grid(axis="y", color="#EEEEEE", zorder=0)
-        axes[0].set_ylabel("test accuracy")
+        for axis in axes[: len(panels) : across]:
+            axis.set_ylabel("test accuracy")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
         note = "bold: the best run of each model, up to where it ended; thin: other seeds and learning rates"
         figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color="#666666")

@@ -50,7 +50,7 @@ def routing_picture(
     palette = np.array([to_rgb(colour) for colour in CONTEXT_COLOURS])
     T = len(context)
     with styled():
-        heights = [1.0] + [0.22 * max(len(panel.shares), 4) for panel in panels]
+        heights = [1.0] + [min(0.22 * max(len(panel.shares), 4), 2.6) for panel in panels]
         figure = Figure(figsize=(max(8.0, min(0.42 * T, 13)), 1.6 + 0.75 * sum(heights)), layout="constrained")
         axes = figure.subplots(len(panels) + 1, 1, sharex=True, gridspec_kw={"height_ratios": heights})
         strip = np.array([palette[(c - 1) % len(palette)] if c > 0 else (1, 1, 1) for c in context])

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from swila.plots.style import COLOURS, LINES, MARKERS, caption, ink, save, spread, styled
+from swila.plots.style import COLOURS, LINES, MARKERS, caption, label_ends, save, styled
 
 _GREY = "#777777"
 
@@ -59,18 +59,17 @@ def state_size_figure(
         )
         for axis, (heading, statistic) in zip(axes, panels, strict=True):
             _axis(axis, states, heading, plateau)
-            ends = []
+            ends, colours = {}, {}
             for i, line in enumerate(lines):
-                if statistic is _mean:
-                    _draw_bars(axis, line, 1 + 0.035 * (i - len(lines) / 2))
+                shift = 1 + 0.035 * (i - len(lines) / 2) if statistic is _mean else 1.0
                 heights = [statistic(runs) for _, runs in line.points]
-                _draw_line(axis, line, heights, 1 + 0.035 * (i - len(lines) / 2) if statistic is _mean else 1.0)
-                ends.append((heights[-1], _label(line, names), COLOURS.get(line.model, "black")))
-            for height, label, colour in spread(ends, gap=0.058, top=1.0):
-                axis.annotate(
-                    label, (1, height), (5, 0), xycoords=axis.get_yaxis_transform(), textcoords="offset points",
-                    color=ink(colour), weight="bold", fontsize=8, va="center", annotation_clip=False,
-                )  # fmt: skip
+                if statistic is _mean:
+                    _draw_bars(axis, line, shift)
+                _draw_line(axis, line, heights, shift)
+                label = _label(line, names)
+                ends[label] = line.points[-1][0] * shift, heights[-1], label
+                colours[label] = COLOURS.get(line.model, "black")
+            label_ends(axis, ends, colours=colours)
         axes[0].set_ylabel("test accuracy")
         caption(figure, title, _notes(lines, plateau))
         return save(figure, path)
@@ -89,6 +88,7 @@ def _axis(axis: Any, states: Sequence[int], heading: str, plateau: float | None)
         axis.annotate(
             f"values without context: 1/C = {plateau:.2f}", (0, plateau), (3, 3),
             xycoords=axis.get_yaxis_transform(), textcoords="offset points", color=_GREY, fontsize=7.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )  # fmt: skip
 
 

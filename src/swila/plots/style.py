@@ -137,7 +137,10 @@ def moved(axis: Axes, shift: float) -> Transform:
 
 
 def label_ends(
-    axis: Axes, ends: Mapping[str, tuple[float, float, str]], shifts: Mapping[str, float] | None = None
+    axis: Axes,
+    ends: Mapping[str, tuple[float, float, str]],
+    shifts: Mapping[str, float] | None = None,
+    colours: Mapping[str, str] = COLOURS,
 ) -> None:
     """Write labels to the right of an axis, joined to the ends of their curves by thin lines.
 
@@ -145,11 +148,12 @@ def label_ends(
         axis: its limits must be settled.
         ends: model -> x and y of the end of its curve, and the label.
         shifts: model -> by how many points its curve was moved to the right.
+        colours: model -> of its curve.
     """
     low, high = axis.get_ylim()
     labels = [(y, label, model) for model, (_, y, label) in ends.items()]
     for height, label, model in spread(labels, gap=0.065 * (high - low), top=high):
-        colour = COLOURS.get(model, "black")
+        colour = colours.get(model, "black")
         join = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.7, "relpos": (0, 0.5)}
         axis.annotate(
             label, ends[model][:2], (1.05, height), xycoords=moved(axis, (shifts or {}).get(model, 0)),

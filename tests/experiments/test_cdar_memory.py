@@ -1,0 +1,55 @@
+"""Looking into models trained on CDAR."""
+
+import pytest
+import torch
+
+from swila.experiments.cdar import make_runs
+from swila.experiments.cdar_memory import kinds_of_tokens, memory_report
+from swila.models import SyntheticModel
+from swila.tasks import CDAR, IGNORE
+
+
+@pytest.fixture
+def task():
+    return CDAR(vocab_size=32, num_contexts=3, num_keys=2, length=32)
+
+
+def test_every_token_is_of_one_kind(task):
+    examples = task.examples(5, "test")
+    kinds = kinds_of_tokens(task, examples)
+    assert (torch.stack(list(kinds.values())).sum(0) == 1).all()
+    counts = {kind: where.sum(1).tolist() for kind, where in kinds.items()}
+    assert counts["context"] == counts["value"] == counts["key"] == counts["query"] == [6] * 5
+    assert (examples.labels[kinds["query"]] != IGNORE).all()
+    after = kinds["empty place after a query"].nonzero()
+    assert kinds["query"][after[:, 0], after[:, 1] - 1].all()
+
+
+def build(model, **more):
+    torch.manual_seed(0)
+    return SyntheticModel(make_runs("tiny", [model], seeds=[0], **more)[0].model).eval()
+
+
+def test_a_memory_without_writes_of_values_is_empty(task):
+    model, examples = build("temporal-swila"), task.examples(64, "test")
+    layer = model.mixers[0]
+    with torch.no_grad():
+        layer.b_proj.down.weight.fill_(0.0)  # β = 1/2 everywhere
+        before = model(examples.inputs)
+    report = memory_report(model, task, examples)
+    assert set(report["tokens"]["value"]) == {"beta", "key_gate", "query_gate"}
+    assert report["tokens"]["value"]["beta"] == pytest.approx(0.5)
+    assert set(report["without_writes"]) == {"value", "query", "empty place after a query", "other empty places"}
+    assert len(report["by_group"]) == 3
+    assert sum(report["by_group"]) / 3 == pytest.approx(report["accuracy"])
+    with layer.changed(lambda operands: operands | {"beta": torch.zeros_like(operands["beta"])}), torch.no_grad():
+        x = model.embedding(examples.inputs)
+        assert (layer(model.blocks[0].mixer_norm(x))[0] == 0).all(), "nothing written, nothing read"
+    with torch.no_grad():
+        assert torch.equal(model(examples.inputs), before), "changed for a while only"
+
+
+@pytest.mark.parametrize(("model", "layers"), [("deltanet", 1), ("swila", 2)])
+def test_of_other_models_the_accuracy_alone(task, model, layers):
+    report = memory_report(build(model, layers=[layers]), task, task.examples(4, "test"))
+    assert set(report) == {"examples", "accuracy", "by_group"}
