@@ -24,8 +24,9 @@ def plot(
 ) -> None:
     """Draw the figures of an experiment from its runs.
 
-    Figures 1C and S1 of the paper for softmax-regression, 2b for regbench; accuracy and routing for cdar; each as PNG
-    and SVG. Runs need not be over: what there is, is drawn. With --out, the joined results.json goes there as well.
+    Figures 1C and S1 of the paper for softmax-regression, 2a, S2, accuracy and routing for cdar, 2b for regbench; each
+    as PNG and SVG. Runs need not be over: what there is, is drawn. With --out, the joined results.json goes there as
+    well.
     """
     from rich.console import Console
 

@@ -104,8 +104,8 @@ def cdar(
     scores 1/C.
 
     Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
-    table, with hardware, versions and commit), state-size.png, accuracy.png, routing.png, and a directory for
-    every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    table, with hardware, versions and commit), accuracy.png, routing.png, with several sizes state-size.png, and a
+    directory for every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
     from swila.experiments.cdar import make_runs
     from swila.experiments.registry import CDAR
@@ -144,8 +144,8 @@ def mqar(
     has to be kept apart?
 
     Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
-    table, with hardware, versions and commit), state-size.png, accuracy.png, and a directory for every run with its
-    configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    table, with hardware, versions and commit), accuracy.png, with several sizes state-size.png, and a directory for
+    every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
     from swila.experiments.mqar import make_runs
     from swila.experiments.registry import MQAR

@@ -10,8 +10,9 @@ from swila.plots import StateSizeLine, accuracy_curves, state_size_figure
 
 
 def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
-    """Both of them."""
-    return [draw_state_sizes(record, out), draw_accuracy(record, out)]
+    """Both of them; the first needs several state sizes."""
+    several = len({row["state"] for row in record["rows"]}) > 1
+    return [*([draw_state_sizes(record, out)] if several else []), draw_accuracy(record, out)]
 
 
 def draw_state_sizes(record: dict[str, Any], out: Path) -> list[Path]:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from swila.tables.benchmarks import generation_table, op_table, rivals_tables, training_table
-from swila.tables.experiments import (
-    cdar_table,
-    regbench_claims,
-    regbench_table,
-    regression_claims,
-    regression_table,
-)
+from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
+from swila.tables.experiments import regbench_claims, regbench_table, regression_claims, regression_table
+from swila.tables.recall import cdar_table, memory_table, recall_claims, recall_table
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
@@ -24,7 +19,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
         return json.loads((results / f"{name}.json").read_text())
 
     op = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
-    regression, regbench = load("softmax-regression"), load("regbench")
+    regression, regbench, cdar = load("softmax-regression"), load("regbench"), load("cdar-paper")
     return {
         "README.md": {
             "bench-op-cpu": op_table(op),
@@ -32,12 +27,19 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "bench-generate": generation_table(load("generate-cuda")),
             "run-cdar-tiny": cdar_table(load("cdar-tiny"), load("cdar-tiny-long")),
         },
-        "docs/experiments.md": {"bench-training": training_table(load("training-cuda"))},
+        "docs/experiments.md": {
+            "bench-training": training_table(load("training-cuda")),
+            "bench-training-paper": training_table(load("training-cuda-cdar")),
+            "bench-training-time": time_table(load("training-cuda-cdar")),
+        },
         "docs/reproduction.md": {
             "softmax-regression-claims": regression_claims(regression),
             "softmax-regression": regression_table(regression),
             "regbench-claims": regbench_claims(regbench),
             "regbench": regbench_table(regbench),
+            "cdar-claims": recall_claims(cdar),
+            "cdar": recall_table(cdar),
+            "cdar-memory": memory_table(load("cdar-memory")),
         },
     }
 

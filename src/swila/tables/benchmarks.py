@@ -84,6 +84,17 @@ def training_table(record: dict[str, Any]) -> str:
     )
 
 
+def time_table(record: dict[str, Any]) -> str:
+    """Markdown for the profiles in results of ``swila bench training``: where the time of an update goes."""
+    rows = []
+    for case in record["cases"]:
+        total = sum(case["microseconds"].values())
+        rows += [
+            (case["case"], kind, f"{time:,.0f}", f"{time / total:.0%}") for kind, time in case["microseconds"].items()
+        ]
+    return markdown("llrr", ["", "kernels", "microseconds of an update", "share"], rows)
+
+
 def generation_table(record: dict[str, Any]) -> str:
     """Markdown for results of ``swila bench generate``: the time of a token, and how many times less it is."""
     ways = list(record["timings"][0]["token_ms"])

@@ -5,30 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from swila.experiments import recall, regbench
+from swila.experiments import regbench
 from swila.tables.conditions import conditions
 from swila.tables.markdown import markdown
 
-_CLAIM = ("the paper", "here")
-
-
-def cdar_table(record: dict[str, Any], longer: dict[str, Any]) -> str:
-    """Markdown for the results of ``swila run cdar``, and what became of its models with more steps."""
-    rows = []
-    for row in record["rows"]:
-        numbers = f"{row['state']:,}", f"{row['parameters']:,}", f"{row['best']:.3f}", f"{row['mean']:.3f}"
-        rows.append((recall.MODELS[row["model"]], *numbers, f"{row['solved']} of {row['runs']} seeds"))
-    seconds = sum(result["seconds"] for result in record["runs"].values())
-    summed = f"{seconds:.0f} s of training, summed over runs that go side by side"
-    steps = max(result["steps"] for result in longer["runs"].values())
-    later = ", ".join(f"{recall.MODELS[row['model']]} {row['best']:.2f} ({row['mean']:.2f})" for row in longer["rows"])
-    return markdown(
-        "lrrrrr",
-        ["model", "state", "parameters", "best accuracy", "mean", "solved"],
-        rows,
-        f"1/C is {record['plateau']:.2f}. The best test accuracy of each run; {summed}. With up to {steps:,} steps the "
-        f"best seeds (and the means) get to: {later}. {conditions(record)}.",
-    )
+CLAIM = ("the paper", "here")
 
 
 def regression_table(record: dict[str, Any]) -> str:
@@ -48,7 +29,7 @@ def regression_table(record: dict[str, Any]) -> str:
         ["state", "DeltaNet", "SwiLA, best", "other ways to share the state"],
         rows,
         f"Test R², means over seeds (lowest–highest; × how many). Trainable softmax attention: {_r2(attention)}. "
-        f"{_under_which(record)}",
+        f"{under_which(record)}",
     )
 
 
@@ -68,7 +49,7 @@ def regbench_table(record: dict[str, Any]) -> str:
         ["model", "parameters", *(f"{size:,} automata" for size in sizes)],
         rows,
         "Test accuracy, means over seeds (lowest–highest; × how many), then total variation and the epoch of the "
-        f"chosen weights. {_under_which(record)}",
+        f"chosen weights. {under_which(record)}",
     )
 
 
@@ -87,7 +68,7 @@ def regression_claims(record: dict[str, Any]) -> str:
             "; ".join(f"B={budget}: {_balance(best[budget])}" for budget in budgets if budget > 2 and budget in best),
         ),
     ]
-    return markdown("ll", _CLAIM, claims)
+    return markdown("ll", CLAIM, claims)
 
 
 def regbench_claims(record: dict[str, Any]) -> str:
@@ -101,7 +82,7 @@ def regbench_claims(record: dict[str, Any]) -> str:
         row = rows.get((model, 1000))
         if row is None or first is None:
             return f"{regbench.MODELS[model]} –"
-        return f"**{_verdict(_apart(row, first))}**, {regbench.MODELS[model]} {_seeds(row['scores'])}"
+        return f"**{verdict(_apart(row, first))}**, {regbench.MODELS[model]} {_seeds(row['scores'])}"
 
     with_largest = [
         f"{name} {rows[model, largest]['mean']:.3f}"
@@ -123,7 +104,7 @@ def regbench_claims(record: dict[str, Any]) -> str:
             ("" if largest >= 40_000 else "not run at that scale; ") + f"with {largest:,}: {', '.join(with_largest)}",
         ),
     ]
-    return markdown("ll", _CLAIM, claims)
+    return markdown("ll", CLAIM, claims)
 
 
 def _above(budgets: list[int], best: dict[int, dict[str, Any]], rival: dict[int, dict[str, Any]]) -> str:
@@ -147,7 +128,7 @@ def _above(budgets: list[int], best: dict[int, dict[str, Any]], rival: dict[int,
 def _margin(rows: list[dict[str, Any]]) -> str:
     found = {(row["model"], row["size"]): row for row in rows}
     one, two = found.get(("swila", "H1J2")), found.get(("deltanet", "H2"))
-    return f"**{_verdict(_apart(one, two))}**: {_r2(one)} against {_r2(two)}" if one and two else "–"
+    return f"**{verdict(_apart(one, two))}**: {_r2(one)} against {_r2(two)}" if one and two else "–"
 
 
 def _balance(row: dict[str, Any]) -> str:
@@ -160,7 +141,8 @@ def _apart(row: dict[str, Any], rival: dict[str, Any]) -> bool:
     return min(row["scores"]) > max(rival["scores"])
 
 
-def _verdict(so: bool) -> str:
+def verdict(so: bool) -> str:
+    """In a word."""
     return "yes" if so else "no"
 
 
@@ -189,7 +171,7 @@ def _seeds(scores: list[float]) -> str:
     return f"{fmean(scores):.3f} ({min(scores):.3f}–{max(scores):.3f}; ×{len(scores)})"
 
 
-def _under_which(record: dict[str, Any]) -> str:
+def under_which(record: dict[str, Any]) -> str:
     """How many runs of which length there were, which are not over, and where."""
     runs = record["runs"].values()
     seconds = [run["seconds"] for run in runs if "seconds" in run]
