@@ -56,14 +56,22 @@ def recall_claims(record: dict[str, Any]) -> str:
     """What the paper says of CDAR, and what these results say; near-perfect is :data:`NEAR_PERFECT`."""
     rows = [row for row in record["rows"] if row["best"] is not None and not row.get("variant")]
     recurrent = [row for row in rows if row["model"] not in CACHES and row["layers"] == 1]
+    longest = max(run["planned_steps"] / run["steps_per_epoch"] for run in record["runs"].values())
+    epochs = f"after up to {longest:.0f} of the paper's 50 epochs"
     claims = [
         (
             "Temporal SwiLA with one head of D = 32 and 4 mixtures (state $2^{12}$) is the smallest configuration with "
             "near-perfect accuracy.",
             _smallest(recurrent),
         ),
-        ("All other recurrent models (nearly) solve the task with one layer as the state grows.", _others(recurrent)),
-        ("The Transformer needs two layers.", _depths([row for row in rows if row["model"] == "attention"])),
+        (
+            "All other recurrent models (nearly) solve the task with one layer as the state grows.",
+            f"{_others(recurrent)}; {epochs}",
+        ),
+        (
+            "The Transformer needs two layers.",
+            f"{_depths([row for row in rows if row['model'] == 'attention'])}; {epochs}",
+        ),
         ("The mean over learning rates shows the same.", _means(recurrent)),
     ]
     return markdown("ll", CLAIM, claims)
