@@ -10,6 +10,7 @@ import pytest
 from swila.layers import registry
 from swila.tables import insert, tables
 from swila.tables.experiments import regression_claims
+from swila.tables.recall import recall_claims
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -59,6 +60,27 @@ def test_verdicts_are_computed():
     assert verdicts() == ("yes", "yes")
     assert verdicts(H1J2=0.1) == ("not at every one", "no")
     assert verdicts(H32=0.99) == ("not at every one", "yes")
+
+
+def test_verdicts_of_recall_are_computed():
+    record = json.loads((ROOT / "results" / "cdar-paper.json").read_text())
+
+    def verdicts(**changes):
+        names = [f"{row['model']}{row['layers']}_{row['hidden_size']}".replace("-", "") for row in record["rows"]]
+        rows = [row | {"best": changes.get(name, row["best"])} for name, row in zip(names, record["rows"], strict=True)]
+        lines = recall_claims(record | {"rows": rows}).splitlines()[2:]
+        return [re.search(r"\*\*(\w+)", line)[1] for line in lines]
+
+    assert verdicts(temporalswila1_64=0.98, deltanet1_64=0.2)[0] == "yes"
+    assert verdicts(temporalswila1_64=0.9)[0] == "no"
+    assert verdicts(temporalswila1_64=0.98, deltanet1_64=0.97)[0] == "no", "not the only one"
+    assert verdicts(temporalswila1_64=0.98, deltanet1_32=0.97)[0] == "no", "not the smallest"
+    solved = {f"{model}1_{width}": 0.97 for model in ("swila", "deltanet", "dnmom") for width in (128, 256)}
+    assert verdicts(**solved)[1] == "yes"
+    assert verdicts(**{**solved, "dnmom1_128": 0.5, "dnmom1_256": 0.5})[1] == "no"
+    depths = {f"attention{layers}_{width}": score for layers, score in ((1, 0.2), (2, 0.98)) for width in (32, 64, 128)}
+    assert verdicts(**depths)[2] == "yes"
+    assert verdicts(**(depths | {"attention1_64": 0.99}))[2] == "no"
 
 
 def test_tree_names_what_is_there():

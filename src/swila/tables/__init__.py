@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
 from swila.tables.experiments import regbench_claims, regbench_table, regression_claims, regression_table
-from swila.tables.recall import cdar_table, memory_table, recall_claims, recall_table
+from swila.tables.recall import memory_table, recall_claims, recall_table, small_table
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
@@ -25,12 +25,13 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "bench-op-cpu": op_table(op),
             "bench-op-cuda": rivals_tables(load("op-cuda")),
             "bench-generate": generation_table(load("generate-cuda")),
-            "run-cdar-tiny": cdar_table(load("cdar-tiny"), load("cdar-tiny-long")),
+            "run-cdar-tiny": small_table(load("cdar-tiny"), load("cdar-tiny-long")),
         },
         "docs/experiments.md": {
             "bench-training": training_table(load("training-cuda")),
             "bench-training-paper": training_table(load("training-cuda-cdar")),
             "bench-training-time": time_table(load("training-cuda-cdar")),
+            "run-mqar-tiny": small_table(load("mqar-tiny")),
         },
         "docs/reproduction.md": {
             "softmax-regression-claims": regression_claims(regression),

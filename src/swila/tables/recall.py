@@ -12,23 +12,27 @@ from swila.tables.markdown import markdown
 NEAR_PERFECT = 0.95
 
 
-def cdar_table(record: dict[str, Any], longer: dict[str, Any]) -> str:
-    """Markdown for the results of ``swila run cdar``, and what became of its models with more steps."""
+def small_table(record: dict[str, Any], longer: dict[str, Any] | None = None) -> str:
+    """Markdown for the results of ``swila run cdar`` or ``mqar``, and what became of the models with more steps."""
     rows = []
     for row in record["rows"]:
         numbers = f"{row['state']:,}", f"{row['parameters']:,}", f"{row['best']:.3f}", f"{row['mean']:.3f}"
         rows.append((MODELS[row["model"]], *numbers, f"{row['solved']} of {row['runs']} seeds"))
     seconds = sum(result["seconds"] for result in record["runs"].values())
-    summed = f"{seconds:.0f} s of training, summed over runs that go side by side"
-    steps = max(result["steps"] for result in longer["runs"].values())
-    later = ", ".join(f"{MODELS[row['model']]} {row['best']:.2f} ({row['mean']:.2f})" for row in longer["rows"])
+    plateau = f"1/C is {record['plateau']:.2f}. " if "plateau" in record else ""
     return markdown(
         "lrrrrr",
         ["model", "state", "parameters", "best accuracy", "mean", "solved"],
         rows,
-        f"1/C is {record['plateau']:.2f}. The best test accuracy of each run; {summed}. With up to {steps:,} steps the "
-        f"best seeds (and the means) get to: {later}. {conditions(record)}.",
+        f"{plateau}The best test accuracy of each run; {seconds:.0f} s of training, summed over runs that go side by "
+        f"side. {_later(longer) if longer else ''}{conditions(record)}.",
     )
+
+
+def _later(record: dict[str, Any]) -> str:
+    steps = max(result["steps"] for result in record["runs"].values())
+    told = ", ".join(f"{MODELS[row['model']]} {row['best']:.2f} ({row['mean']:.2f})" for row in record["rows"])
+    return f"With up to {steps:,} steps the best seeds (and the means) get to: {told}. "
 
 
 def recall_table(record: dict[str, Any]) -> str:
