@@ -36,8 +36,11 @@ def test_a_memory_without_writes_of_values_is_empty(task):
     with torch.no_grad():
         layer.b_proj.down.weight.fill_(0.0)  # β = 1/2 everywhere
         before = model(examples.inputs)
-    report = memory_report(model, task, examples)
-    assert set(report["tokens"]["value"]) == {"beta", "key_gate", "query_gate"}
+    report = memory_report(model, task, examples, batch_size=24)
+    whole = memory_report(model, task, examples, batch_size=64)
+    assert report["tokens"]["other empty places"] == pytest.approx(whole["tokens"]["other empty places"])
+    assert report["by_group"] == pytest.approx(whole["by_group"])
+    assert set(report["tokens"]["value"]) == {"beta", "key_gate", "query_gate", "value_length"}
     assert report["tokens"]["value"]["beta"] == pytest.approx(0.5)
     assert set(report["without_writes"]) == {"value", "query", "empty place after a query", "other empty places"}
     assert len(report["by_group"]) == 3

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from swila.environment import environment
 from swila.experiments import cdar, mqar, settings
 from swila.experiments.recall import SETTINGS, summarize
 from swila.experiments.recall_figures import draw
@@ -11,6 +12,7 @@ from swila.experiments.registry import MQAR as MQAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModel
+from swila.tables.recall import recall_claims, recall_table
 from swila.tasks import CDAR, MQAR
 
 
@@ -79,15 +81,47 @@ def test_what_is_as_usual_is_no_variant():
         ({"temporal_bias": None}, "set: temporal_bias must be of type float, got None"),
         ({"conv_on": "values"}, "conv_on must be 'qkv' or 'input', got 'values'"),
         ({"schedule": "linear"}, "schedule must be one of constant, cosine, cosine-epochs, got 'linear'"),
+        ({"router_projection": "a/b"}, "router_projection must be 'linear'"),
+        ({"embed_dropout": 3}, "embed_dropout must be at least 0 and below 1, got 3.0"),
+        ({"init_std": -1}, "init_std must be a finite number of at least 0, got -1.0"),
+        ({"init_std": float("nan")}, "set: init_std must be a finite number, got nan"),
     ],
 )
-def test_mistakes_in_settings(given, message):
+def test_mistakes_are_told_before_anything_is_run(given, message):
     with pytest.raises(ValueError, match=message):
-        SyntheticModel(cdar.make_runs("tiny", ["swila"], seeds=[0], settings=given)[0].model)
+        cdar.make_runs("tiny", ["swila"], seeds=[0], settings=given)
+
+
+def test_sizes_no_model_can_have():
+    with pytest.raises(ValueError, match="head_dim must be even for rotary positions, got 9"):
+        cdar.make_runs("small", ["attention"], [36])
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path, caplog):
+    runs = [
+        replace(run, train_examples=64, test_examples=8)
+        for run in mqar.make_runs("tiny", ["swila"], seeds=[0, 1], steps=1)
+    ]
+    run_all(runs, tmp_path, tensorboard=False)
+    config = tmp_path / runs[0].name / "config.json"
+    config.write_text(config.read_text().replace('"head_dim": 8', '"head_dim": 8, "conv_on": "nowhere"'))
+    record = MQAR_EXPERIMENT.record("tiny", tmp_path)
+    assert list(record["runs"]) == [runs[1].name]
+    assert "conv_on must be 'qkv' or 'input'" in caplog.text
+
+
+def test_directories_of_earlier_versions_go_on():
+    """What is new in a configuration is not written where it is as it always was."""
+    for run in (*cdar.make_runs("tiny"), *cdar.make_runs("paper")):
+        config = run.config()
+        assert "variant" not in config
+        assert "conv_on" not in config["model"]["mixer_options"]
+        assert TrainingRun.from_config(config) == run
 
 
 def test_variants_are_rows_of_their_own():
     run = {"model": "swila", "hidden_size": 16, "num_layers": 1, "state": 4, "parameters": 9, "best_step": 1, "lr": 1.0}
+    run["planned_steps"] = 10
     runs = [
         run | {"name": "a", "best": 0.2, "status": "finished"},
         run | {"name": "b", "best": 1.0, "status": "solved"},
@@ -98,6 +132,57 @@ def test_variants_are_rows_of_their_own():
     assert (plain["variant"], plain["best"], plain["mean"], plain["solved"], plain["runs"]) == ("", 1.0, 0.6, 1, 3)
     assert (plain["best_run"], plain["not_over"]) == ("b", {"d": "running"})
     assert (other["variant"], other["best"], other["runs"]) == ("noise=false", 0.9, 1)
+
+
+def test_runs_of_different_lengths_are_rows_of_their_own():
+    run = {"model": "swila", "hidden_size": 16, "num_layers": 1, "state": 4, "parameters": 9, "best_step": 1}
+    run |= {"status": "finished", "curve": []}
+    runs = [
+        run | {"name": "a", "lr": 1e-3, "best": 0.8, "planned_steps": 10},
+        run | {"name": "b", "lr": 1e-3, "best": 0.6, "planned_steps": 10},
+        run | {"name": "c", "lr": 1e-2, "best": 0.1, "planned_steps": 10},
+        run | {"name": "d", "lr": 1e-2, "best": 0.9, "planned_steps": 20},
+    ]
+    short, long = summarize(runs)
+    assert short["mean"] == pytest.approx(0.4), "of learning rates: the one with two seeds counts once"
+    assert (short["length"], short["lrs"], short["names"]) == ("10", [1e-3, 1e-2], ["a", "b", "c"])
+    assert (long["length"], long["best"]) == ("20", 0.9)
+    assert [row["length"] for row in summarize(runs[:3])] == [""]
+
+
+def made_up(*rows):
+    """A record of runs with one learning rate each: (model, width, layers, best, variant)."""
+    runs = {}
+    for model, width, layers, best, variant in rows:
+        name = f"{model}-{width}-{layers}-{variant}"
+        runs[name] = {
+            "name": name, "model": model, "hidden_size": width, "num_layers": layers, "state": width**2 * layers,
+            "parameters": 9, "lr": 1e-3, "planned_steps": 20, "steps_per_epoch": 10, "curve": [[10, 0.1]],
+            "status": "running" if best is None else "finished",
+            **({} if best is None else {"best": best, "best_step": 10}), **({"variant": variant} if variant else {}),
+        }  # fmt: skip
+    task = {"num_contexts": 4, "num_keys": 2, "length": 64}
+    return {"task": task, "plateau": 0.25, "runs": runs, "rows": summarize(list(runs.values()))}
+
+
+def test_a_figure_of_state_sizes_needs_some(tmp_path):
+    for record in (
+        made_up(("swila", 16, 1, 0.2, ""), ("attention", 16, 1, 0.2, "")),  # two sizes, but of two models
+        made_up(("swila", 16, 1, 0.2, ""), ("swila", 32, 1, None, "")),
+        made_up(("swila", 16, 1, 0.2, "noise=false"), ("swila", 32, 1, 0.3, "noise=false")),
+    ):
+        assert [paths[0].name for paths in draw(record, tmp_path)] == ["accuracy.png"]
+
+
+def test_models_of_ones_own_are_drawn_and_listed(tmp_path):
+    record = made_up(("mine", 16, 1, 0.2, ""), ("mine", 32, 1, 0.9, ""), ("swila", 32, 1, 0.3, ""))
+    paths = draw(record, tmp_path)[0]
+    assert "mine" in paths[1].read_text()
+    record |= {"device": "cpu", "environment": environment()}
+    for run in record["runs"].values():
+        run["seconds"] = 1.0
+    assert [line.split(" | ")[0] for line in recall_table(record).splitlines()[2:4]] == ["| SwiLA", "| mine"]
+    assert "not run" in recall_claims(record)
 
 
 def test_mqar_trains_and_is_drawn(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swila.models import RegressionModel, RegressionModelConfig, SyntheticModel, SyntheticModelConfig
-from swila.tasks import CDAR, IGNORE, RegBench, SoftmaxRegression
+from swila.tasks import CDAR, IGNORE, Examples, RegBench, SoftmaxRegression
 from swila.training import LegalPrediction, Regression, RunDirectory, TokenPrediction, Trainer, TrainingConfig
 from swila.training.objective import places_of
 from swila.training.updates import order_of_examples
@@ -191,8 +191,21 @@ def test_a_known_number_of_labels_changes_no_number():
 
 def test_places_of_labels():
     where = torch.tensor([[0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
-    assert places_of(where, 3).tolist() == [[1, 3, 4], [0, 0, 0], [0, 0, 0], [0, 1, 2]]
-    assert places_of(where[:1], 2).tolist() == [[1, 3]]
+    places, there = places_of(where, 3)
+    assert there.tolist() == [[True] * 3, [True, False, False], [False] * 3, [True] * 3]
+    assert [row[kept].tolist() for row, kept in zip(places, there, strict=True)] == [[1, 3, 4], [0], [], [0, 1, 2]]
+    assert places_of(where[:1], 2)[0].tolist() == [[1, 3]]
+
+
+def test_labels_that_are_missing_do_not_count():
+    """Not even where the first token has a label."""
+    batch = CDAR(32, 2, 2, 24).examples(3, "train")
+    labels = torch.full_like(batch.labels, IGNORE)
+    labels[0, 0], labels[1, 5], labels[1, 7] = 3, 4, 5
+    batch = Examples(batch.inputs, labels, batch.context)
+    model = SyntheticModel(SyntheticModelConfig(32, 8, 1, "deltanet", {"num_heads": 2}))
+    expected = TokenPrediction().loss(model, batch)
+    torch.testing.assert_close(TokenPrediction(4).loss(model, batch), expected)
 
 
 def test_every_epoch_has_every_example_once():

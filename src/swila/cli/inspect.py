@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FILE = "memory.json"
+_HEADINGS = {
+    "beta": "β",
+    "key_gate": "gate, key side",
+    "query_gate": "gate, query side",
+    "value_length": "length of the value",
+}
 
 
 def inspect(
@@ -65,7 +71,7 @@ def _show(console: Console, record: dict[str, Any]) -> None:
         table = Table(title="means over tokens", title_justify="left", box=None)
         table.add_column("", header_style="bold")
         for name in names:
-            table.add_column({"beta": "β", "key_gate": "gate, key side", "query_gate": "gate, query side"}[name],
+            table.add_column(_HEADINGS[name],
                              header_style="bold", justify="right")  # fmt: skip
         for kind, values in tokens.items():
             table.add_row(kind, *(f"{values[name]:.4f}" for name in names))

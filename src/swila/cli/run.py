@@ -26,7 +26,7 @@ Seeds = Annotated[
 ]
 Steps = Annotated[int | None, typer.Option(help="Training steps at most. Default: the preset's.", min=1)]
 Precision = Annotated[
-    str | None, typer.Option(help="On a GPU: float32, tf32 or bfloat16 (autocast). Default: bfloat16.")
+    str | None, typer.Option(help="On a GPU: float32, tf32 or bfloat16 (autocast). Default: the preset's.")
 ]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the training set. Default: the preset's length.", min=1)]
 Models = Annotated[

@@ -25,7 +25,9 @@ def draw(record: dict[str, Any], out: Path, directory: Path | None) -> list[list
 
 
 def draw_routing(runs: Sequence[TrainingRun], directory: Path, out: Path) -> list[Path]:
-    """For the best run of each SwiLA model in a directory: which mixture each token of one test sequence went to.
+    """For the best run of each SwiLA model of one size: which mixture each token of one test sequence went to.
+
+    The size is the one at which the two models differ most.
 
     Which mixture belongs to which context, and which output dims follow the context most (they come first), is found on
     other sequences; rows and colours are the same for writing and reading.
@@ -35,13 +37,9 @@ def draw_routing(runs: Sequence[TrainingRun], directory: Path, out: Path) -> lis
     task = _task(runs[0])
     test = runs[0].data("test")
     shown, others = test.take(slice(0, 1)), test.take(slice(1, 17))
-    for model in ("temporal-swila", "swila"):
-        found = [
-            (accuracy, run) for run in runs if run.label == model and (accuracy := _final(run, directory)) is not None
-        ]
-        if not found:
-            continue
-        accuracy, run = max(found, key=lambda pair: pair[0])
+    chosen = _to_compare(runs, directory)
+    for run, accuracy in chosen:
+        model = run.label
         network = run.load(directory / run.name)
         learnt, trace = routing(network, others), routing(network, shown)
         owned = sum(shares_by_context(side, others.context, task.num_contexts) for side in learnt)
@@ -58,8 +56,26 @@ def draw_routing(runs: Sequence[TrainingRun], directory: Path, out: Path) -> lis
         return []
     zone = task.num_contexts * (1 + 2 * task.num_keys)
     tokens = _token_names(shown, task.num_contexts, zone) if task.length <= 40 else None
-    title = "Which mixture holds which context"
+    title = f"Which mixture holds which context (width {chosen[0][0].model.hidden_size})"
     return routing_picture(panels, shown.context[0].tolist(), tokens, zone, title, out / "routing")
+
+
+def _to_compare(runs: Sequence[TrainingRun], directory: Path) -> list[tuple[TrainingRun, float]]:
+    """The best runs of both models, with their final accuracies, at the size at which these differ most."""
+    sizes: dict[str, dict[str, tuple[TrainingRun, float]]] = {}
+    for run in runs:
+        accuracy = None if run.variant else _final(run, directory)
+        if run.label not in ("temporal-swila", "swila") or accuracy is None:
+            continue
+        best = sizes.setdefault(run.size, {})
+        if run.label not in best or best[run.label][1] < accuracy:
+            best[run.label] = run, accuracy
+    both = [best for best in sizes.values() if len(best) == 2]
+    if both:
+        best = max(both, key=lambda best: best["temporal-swila"][1] - best["swila"][1])
+    else:
+        best = max(sizes.values(), key=lambda best: max(accuracy for _, accuracy in best.values()), default={})
+    return [best[model] for model in ("temporal-swila", "swila") if model in best]
 
 
 def _final(run: TrainingRun, directory: Path) -> float | None:

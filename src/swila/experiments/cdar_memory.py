@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,50 +31,67 @@ def kinds_of_tokens(task: CDAR, examples: Examples) -> dict[str, Tensor]:
     }
 
 
-def memory_report(model: SyntheticModel, task: CDAR, examples: Examples) -> dict[str, Any]:
+def memory_report(model: SyntheticModel, task: CDAR, examples: Examples, batch_size: int = 32) -> dict[str, Any]:
     """Accuracy of a model with one layer, group by group of queries; for SwiLA also what its gates and rates do.
 
-    The groups are the queries of one context, in the order asked. Of SwiLA: means of the learning rate β and of the
-    temporal gates over each kind of token, and accuracy when nothing is written at tokens of one kind.
+    The groups are the queries of one context, in the order asked. Of SwiLA: means over each kind of token of the
+    learning rate β, the temporal gates and the length of the value, and accuracy when nothing is written at tokens of
+    one kind.
     """
-    report = {"examples": len(examples), **_accuracy(model, task, examples)}
+    batches = [examples.take(slice(i, i + batch_size)) for i in range(0, len(examples), batch_size)]
+    report = {"examples": len(examples), **_accuracy(model, task, batches)}
     layer = model.mixers[-1]
     if not isinstance(layer, SwiLA) or len(model.mixers) > 1:
         return report
-    kinds = kinds_of_tokens(task, examples)
-    operands = _operands(model, layer, examples)
-    names = [name for name in ("beta", "key_gate", "query_gate") if name in operands]
-    report["tokens"] = {
-        kind: {name: operands[name][where].mean().item() for name in names} for kind, where in kinds.items()
-    }
+    report["tokens"] = _means(model, layer, task, batches)
     report["without_writes"] = {}
     for kind in ("value", "query", "empty place after a query", "other empty places"):
-        with layer.changed(partial(_not_written, kinds[kind])):
-            report["without_writes"][kind] = _accuracy(model, task, examples)
+        report["without_writes"][kind] = _accuracy(model, task, batches, (layer, kind))
     return report
 
 
 @torch.no_grad()
-def _operands(model: SyntheticModel, layer: SwiLA, examples: Examples) -> dict[str, Tensor]:
-    """What the layer hands to the operation."""
+def _means(model: SyntheticModel, layer: SwiLA, task: CDAR, batches: list[Examples]) -> dict[str, dict[str, float]]:
+    sums: dict[str, dict[str, float]] = {}
     seen: dict[str, Tensor] = {}
 
     def look(operands: dict[str, Tensor]) -> dict[str, Tensor]:
-        seen.update(operands)
+        seen.update({name: operands[name] for name in ("beta", "key_gate", "query_gate") if name in operands})
+        seen["value_length"] = operands["v"].norm(dim=-1)
         return operands
 
-    with layer.changed(look):
-        model(examples.inputs)
-    return seen
+    for batch in batches:
+        with layer.changed(look):
+            model(batch.inputs, batch.labels != IGNORE)
+        for kind, where in kinds_of_tokens(task, batch).items():
+            total = sums.setdefault(kind, dict.fromkeys(("tokens", *seen), 0.0))
+            total["tokens"] += where.sum().item()
+            for name, values in seen.items():
+                total[name] += values[where].flatten(1).mean(1).sum().item()
+    return {
+        kind: {name: value / total["tokens"] for name, value in total.items() if name != "tokens"}
+        for kind, total in sums.items()
+        if total["tokens"]
+    }
+
+
+@torch.no_grad()
+def _accuracy(
+    model: SyntheticModel, task: CDAR, batches: list[Examples], unwritten: tuple[SwiLA, str] | None = None
+) -> dict[str, Any]:
+    right = []
+    for batch in batches:
+        where = batch.labels != IGNORE
+        without: AbstractContextManager[Any] = nullcontext()
+        if unwritten is not None:
+            layer, kind = unwritten
+            without = layer.changed(partial(_not_written, kinds_of_tokens(task, batch)[kind]))
+        with without:
+            answers = model(batch.inputs, where).argmax(-1)
+        right.append((answers == batch.labels[where]).double().view(-1, task.num_contexts, task.num_keys))
+    groups = torch.cat(right)
+    return {"accuracy": groups.mean().item(), "by_group": groups.mean((0, 2)).tolist()}
 
 
 def _not_written(where: Tensor, operands: dict[str, Tensor]) -> dict[str, Tensor]:
     return operands | {"beta": operands["beta"] * (~where)[:, :, None, None, None]}
-
-
-@torch.no_grad()
-def _accuracy(model: SyntheticModel, task: CDAR, examples: Examples) -> dict[str, Any]:
-    where = examples.labels != IGNORE
-    right = (model(examples.inputs, where).argmax(-1) == examples.labels[where]).double()
-    groups = right.view(len(examples), task.num_contexts, task.num_keys)
-    return {"accuracy": right.mean().item(), "by_group": groups.mean((0, 2)).tolist()}

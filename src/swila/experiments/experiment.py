@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -63,7 +63,9 @@ class Experiment:
         runs = runs_in(directory)
         if not runs:
             raise ValueError(f"{directory} holds no runs yet")
-        found = self._ordered(_compact(run, directory) for run in runs)
+        found = self._ordered(_readable(runs, directory))
+        if not found:
+            raise ValueError(f"{directory} holds no run that can be read")
         return {
             "experiment": self.name,
             "preset": preset,
@@ -124,6 +126,15 @@ class Experiment:
             return model, run["model"], size, run.get("variant", ""), run["lr"], run["seed"]
 
         return {run["name"]: run for run in sorted(runs, key=place)}
+
+
+def _readable(runs: Sequence[TrainingRun], directory: Path) -> Iterator[dict[str, Any]]:
+    """The runs in a few words, without those of which no model can be made: they are not to hide the others."""
+    for run in runs:
+        try:
+            yield _compact(run, directory)
+        except (ValueError, RuntimeError) as error:
+            logger.warning("%s is left out: %s", directory / run.name, error)
 
 
 def _where(environments: Iterable[dict[str, Any]]) -> dict[str, Any]:

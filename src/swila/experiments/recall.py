@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from swila.experiments import settings as open_points
@@ -91,7 +92,9 @@ def mixer_of(model: str, preset: Preset, hidden_size: int) -> tuple[str, dict[st
     """The sequence layer of a model, and its options; all with a short convolution of width 2."""
     by_name("model", model, MODELS)
     M = preset.memories
-    conv = {"use_short_conv": True, "conv_size": 2, "conv_on": preset.conv_on}
+    conv: dict[str, Any] = {"use_short_conv": True, "conv_size": 2}
+    if preset.conv_on != "qkv":
+        conv["conv_on"] = preset.conv_on
     head = {"head_dim": hidden_size // 2, **conv}
     if model in ("swila", "temporal-swila"):
         temporal = model == "temporal-swila"
@@ -183,6 +186,8 @@ def make_runs(
         )
         if not _left_out(preset, models, run):
             runs.append(run)
+    for each in {(run.label, run.size): run for run in runs}.values():
+        each.sizes()  # what a model cannot be made of is told before anything is run
     return runs
 
 
@@ -193,18 +198,21 @@ def _left_out(preset: str, models: Sequence[str] | None, run: TrainingRun) -> bo
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per model, size and variant: best and mean accuracy over learning rates and seeds, how many solved it.
+    """A row per model, size, variant and length: best and mean accuracy over learning rates, how many runs solved it.
 
-    As in the paper the accuracy of a run is the best over its evaluations on the test set.
+    As in the paper the accuracy of a run is the best over its evaluations on the test set. The mean is that over
+    learning rates, of each the mean over its seeds. Runs of different lengths are not put together: ``length`` is then
+    the planned number of steps, otherwise nothing.
     """
-    rows: dict[tuple[str, int, int, str], list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, int, int, str, int], list[dict[str, Any]]] = {}
     for run in runs:
-        key = run["model"], run["hidden_size"], run["num_layers"], run.get("variant", "")
-        rows.setdefault(key, []).append(run)
+        rows.setdefault(row_of(run), []).append(run)
+    several = len({planned for *_, planned in rows}) > 1
     table = []
-    for (model, hidden_size, layers, variant), members in rows.items():
+    for (model, hidden_size, layers, variant, planned), members in rows.items():
         over = [run for run in members if run.get("best") is not None]
         scores = [run["best"] for run in over]
+        rates = sorted({run["lr"] for run in over})
         best = max(over, key=lambda run: run["best"], default=None)
         table.append(
             {
@@ -212,12 +220,16 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "hidden_size": hidden_size,
                 "layers": layers,
                 "variant": variant,
+                "length": f"{planned:,}" if several else "",
+                "planned_steps": planned,
                 "state": members[0]["state"],
                 "parameters": members[0]["parameters"],
                 "best": max(scores, default=None),
-                "mean": sum(scores) / len(scores) if scores else None,
+                "mean": mean_over_rates([(run["lr"], run["best"]) for run in over]),
+                "lrs": rates,
                 "solved": sum(run["status"] == "solved" for run in over),
                 "runs": len(members),
+                "names": [run["name"] for run in members],
                 "best_run": best["name"] if best else None,
                 "best_step": best["best_step"] if best else None,
                 "not_over": {run["name"]: run["status"] for run in members if "best" not in run},
@@ -225,3 +237,16 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return table
+
+
+def row_of(run: dict[str, Any]) -> tuple[str, int, int, str, int]:
+    """Which row a run belongs to: model, width, depth, variant, and how long it was to be trained."""
+    return run["model"], run["hidden_size"], run["num_layers"], run.get("variant", ""), run.get("planned_steps", 0)
+
+
+def mean_over_rates(runs: Sequence[tuple[float, float]]) -> float | None:
+    """Of (learning rate, score): the mean over learning rates, of each the mean over its seeds; None of none."""
+    by_rate: dict[float, list[float]] = {}
+    for lr, score in runs:
+        by_rate.setdefault(lr, []).append(score)
+    return fmean(fmean(scores) for scores in by_rate.values()) if by_rate else None

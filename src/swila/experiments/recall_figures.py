@@ -5,27 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from swila.experiments.recall import CACHES, MODELS
-from swila.plots import StateSizeLine, accuracy_curves, state_size_figure
+from swila.experiments.recall import CACHES, MODELS, row_of
+from swila.plots import StateSizeLine, StateSizePoint, accuracy_curves, state_size_figure
 
 
 def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
-    """Both of them; the first needs several state sizes."""
-    several = len({row["state"] for row in record["rows"]}) > 1
-    return [*([draw_state_sizes(record, out)] if several else []), draw_accuracy(record, out)]
+    """Both of them; the first needs a model with several state sizes."""
+    lines = _lines(record)
+    sized = [draw_state_sizes(record, out)] if any(len(line.points) > 1 for line in lines) else []
+    return [*sized, draw_accuracy(record, out)]
 
 
 def draw_state_sizes(record: dict[str, Any], out: Path) -> list[Path]:
-    """Figures 2a and S2: best and mean accuracy over learning rates and seeds, for the preset as it is."""
+    """Figures 2a and S2: best and mean accuracy over learning rates and seeds."""
+    return state_size_figure(_lines(record), MODELS, record.get("plateau"), title(record), out / "state-size")
+
+
+def _lines(record: dict[str, Any]) -> list[StateSizeLine]:
+    """Of every model and depth the rows that are over, for the preset as it is; of several lengths the longest."""
     rows = [row for row in record["rows"] if row["best"] is not None and not row.get("variant")]
+    longest = max((row.get("planned_steps", 0) for row in rows), default=0)
     lines: dict[tuple[str, int], StateSizeLine] = {}
     for row in sorted(rows, key=lambda row: row["state"]):
-        key = row["model"], row["layers"]
-        line = lines.setdefault(key, StateSizeLine(*key, is_cache=row["model"] in CACHES, points=[]))
-        runs = [run for run in record["runs"].values() if _is_of(run, row) and run.get("best") is not None]
-        line.points.append((row["state"], [(run["lr"], run["best"]) for run in runs]))
-    ordered = [lines[key] for key in sorted(lines, key=lambda key: (list(MODELS).index(key[0]), key[1]))]
-    return state_size_figure(ordered, MODELS, record.get("plateau"), title(record), out / "state-size")
+        if row.get("planned_steps", 0) == longest:
+            key = row["model"], row["layers"]
+            line = lines.setdefault(key, StateSizeLine(*key, is_cache=row["model"] in CACHES, points=[]))
+            runs = [run for run in record["runs"].values() if _is_of(run, row) and run.get("best") is not None]
+            line.points.append(StateSizePoint(row["state"], [run["best"] for run in runs], row["mean"]))
+    order = {model: place for place, model in enumerate(MODELS)}
+    return sorted(lines.values(), key=lambda line: (order.get(line.model, len(order)), line.model, line.layers))
 
 
 def draw_accuracy(record: dict[str, Any], out: Path) -> list[Path]:
@@ -52,9 +60,5 @@ def title(record: dict[str, Any]) -> str:
 
 
 def _is_of(run: dict[str, Any], row: dict[str, Any]) -> bool:
-    return (run["model"], run["hidden_size"], run["num_layers"], run.get("variant", "")) == (
-        row["model"],
-        row["hidden_size"],
-        row["layers"],
-        row.get("variant", ""),
-    )
+    keys = "model", "hidden_size", "layers", "variant", "planned_steps"
+    return row_of(run) == tuple(row.get(key, 0 if key == "planned_steps" else "") for key in keys)

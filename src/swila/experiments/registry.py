@@ -32,6 +32,7 @@ _RECALL_COLUMNS = (
     Column("width", lambda row: str(row["hidden_size"])),
     Column("layers", lambda row: str(row["layers"])),
     Column("set", lambda row: row["variant"]),
+    Column("steps", lambda row: row["length"]),
     _count("state"),
     _count("parameters"),
     _fraction("best"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -45,6 +47,8 @@ def apply(preset: P, settings: Mapping[str, Any], known: Mapping[str, type]) -> 
             value = float(value)
         if type(value) is not known[name] and not (value is None and name == "clip"):
             raise ValueError(f"set: {name} must be of type {known[name].__name__}, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"set: {name} must be a finite number, got {value}")
         if value == usual:
             continue
         differences.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={json.dumps(value)}")
@@ -54,4 +58,4 @@ def apply(preset: P, settings: Mapping[str, Any], known: Mapping[str, type]) -> 
         preset = replace(preset, **change)
     for name in settings:
         by_name("set: a setting", name, known)
-    return preset, ",".join(differences).replace('"', "").replace(":", "")
+    return preset, re.sub(r"[^\w=.,+-]", "", ",".join(differences))  # as part of a directory's name

@@ -91,7 +91,10 @@ class TrainingRun:
 
     def config(self) -> dict[str, Any]:
         """The run as JSON."""
-        return {"task_name": type(self.task).__name__, **asdict(self)}
+        config = {"task_name": type(self.task).__name__, **asdict(self)}
+        if not self.variant:
+            del config["variant"]
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TrainingRun:

@@ -102,6 +102,8 @@ def convolves(use_short_conv: bool, conv_on: str) -> str | None:
     """Which of a layer's tensors pass a convolution: ``"qkv"``, ``"input"``, or None of them."""
     if conv_on not in ("qkv", "input"):
         raise ValueError(f"conv_on must be 'qkv' or 'input', got {conv_on!r}")
+    if conv_on != "qkv" and not use_short_conv:
+        raise ValueError("conv_on has no effect without use_short_conv=True; leave it at its default")
     return conv_on if use_short_conv else None
 
 

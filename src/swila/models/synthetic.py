@@ -46,6 +46,13 @@ class SyntheticModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rescaled", tuple(self.rescaled))
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
+        if not 0 <= self.init_std < math.inf:
+            raise ValueError(f"init_std must be a finite number of at least 0, got {self.init_std}")
+        for name in ("embed_dropout", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
 
 
 class SyntheticModel(nn.Module):

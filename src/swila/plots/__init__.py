@@ -9,4 +9,5 @@ from swila.plots.routing import RoutingPanel as RoutingPanel
 from swila.plots.routing import routing_picture as routing_picture
 from swila.plots.sample_efficiency import sample_efficiency as sample_efficiency
 from swila.plots.state_size import StateSizeLine as StateSizeLine
+from swila.plots.state_size import StateSizePoint as StateSizePoint
 from swila.plots.state_size import state_size_figure as state_size_figure

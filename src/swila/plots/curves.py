@@ -31,8 +31,8 @@ def accuracy_curves(
     from matplotlib.figure import Figure
 
     with styled():
-        across = min(len(panels), _ACROSS)
-        down = -(-len(panels) // across)
+        across = min(max(len(panels), 1), _ACROSS)
+        down = max(-(-len(panels) // across), 1)
         figure = Figure(figsize=(1.2 + 4.6 * across, 0.4 + 3.0 * down), layout="constrained")
         axes = figure.subplots(down, across, sharey=True, squeeze=False).flat
         for axis in axes[len(panels) :]:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from swila.plots.style import COLOURS, LINES, MARKERS, caption, label_ends, save, styled
 
 _GREY = "#777777"
+
+
+class StateSizePoint(NamedTuple):
+    """One size of a model.
+
+    Attributes:
+        state: in scalars.
+        scores: of all runs.
+        mean: of learning rates.
+    """
+
+    state: int
+    scores: list[float]
+    mean: float
 
 
 class StateSizeLine(NamedTuple):
@@ -19,13 +32,13 @@ class StateSizeLine(NamedTuple):
         model: ``temporal-swila``, ``deltanet``, ...
         layers: its depth.
         is_cache: whether its state is a cache that grows with the sequence; such points are hollow.
-        points: (state in scalars, [(learning rate, accuracy) of every run]), from small to large.
+        points: its sizes, from small to large.
     """
 
     model: str
     layers: int
     is_cache: bool
-    points: list[tuple[int, list[tuple[float, float]]]]
+    points: list[StateSizePoint]
 
 
 def state_size_figure(
@@ -52,22 +65,19 @@ def state_size_figure(
     with styled():
         figure = Figure(figsize=(11.4, 3.9), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
-        states = sorted({state for line in lines for state, _ in line.points}) or [1]
-        panels = (
-            ("best of learning rates and seeds (figure 2a)", _best),
-            ("mean of learning rates (figure S2)", _mean),
-        )
-        for axis, (heading, statistic) in zip(axes, panels, strict=True):
+        states = sorted({point.state for line in lines for point in line.points}) or [1]
+        headings = "best of learning rates and seeds (figure 2a)", "mean of learning rates (figure S2)"
+        for axis, heading, of_means in zip(axes, headings, (False, True), strict=True):
             _axis(axis, states, heading, plateau)
             ends, colours = {}, {}
             for i, line in enumerate(lines):
-                shift = 1 + 0.035 * (i - len(lines) / 2) if statistic is _mean else 1.0
-                heights = [statistic(runs) for _, runs in line.points]
-                if statistic is _mean:
+                shift = 1 + 0.035 * (i - len(lines) / 2) if of_means else 1.0
+                heights = [point.mean if of_means else max(point.scores) for point in line.points]
+                if of_means:
                     _draw_bars(axis, line, shift)
                 _draw_line(axis, line, heights, shift)
                 label = _label(line, names)
-                ends[label] = line.points[-1][0] * shift, heights[-1], label
+                ends[label] = line.points[-1].state * shift, heights[-1], label
                 colours[label] = COLOURS.get(line.model, "black")
             label_ends(axis, ends, colours=colours)
         axes[0].set_ylabel("test accuracy")
@@ -96,7 +106,7 @@ def _draw_line(axis: Any, line: StateSizeLine, heights: Sequence[float], shift: 
     colour = COLOURS.get(line.model, "black")
     face = "white" if line.is_cache else colour
     axis.plot(
-        [state * shift for state, _ in line.points], heights, color=colour,
+        [point.state * shift for point in line.points], heights, color=colour,
         linestyle=LINES.get(line.model, "-") if line.layers == 1 else (0, (1, 1.4)), linewidth=1.8,
         marker=MARKERS.get(line.model, "o"), markersize=6, markerfacecolor=face,
         markeredgecolor=colour if line.is_cache else "white", markeredgewidth=1.2 if line.is_cache else 0.6, zorder=4,
@@ -104,23 +114,9 @@ def _draw_line(axis: Any, line: StateSizeLine, heights: Sequence[float], shift: 
 
 
 def _draw_bars(axis: Any, line: StateSizeLine, shift: float) -> None:
-    for state, runs in line.points:
-        scores = [score for _, score in runs]
-        axis.plot(
-            [state * shift] * 2, [min(scores), max(scores)], color=COLOURS.get(line.model, "black"), linewidth=0.9
-        )
-
-
-def _best(runs: Sequence[tuple[float, float]]) -> float:
-    return max(score for _, score in runs)
-
-
-def _mean(runs: Sequence[tuple[float, float]]) -> float:
-    """Over learning rates, of each the mean over its seeds: a rate with more seeds does not count more."""
-    by_rate: dict[float, list[float]] = {}
-    for lr, score in runs:
-        by_rate.setdefault(lr, []).append(score)
-    return fmean(fmean(scores) for scores in by_rate.values())
+    for point in line.points:
+        ends = [min(point.scores), max(point.scores)]
+        axis.plot([point.state * shift] * 2, ends, color=COLOURS.get(line.model, "black"), linewidth=0.9)
 
 
 def _label(line: StateSizeLine, names: Mapping[str, str]) -> str:
@@ -136,7 +132,7 @@ def _notes(lines: Sequence[StateSizeLine], plateau: float | None) -> list[str]:
     notes = []
     if any(line.is_cache for line in lines):
         notes.append("hollow marks: a cache of keys and values, whose size is that at the task's length")
-    counts = sorted({len(runs) for line in lines for _, runs in line.points})
+    counts = sorted({len(point.scores) for line in lines for point in line.points})
     if counts:
         span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         notes.append(f"{span} run{'' if counts[-1] == 1 else 's'} a point")

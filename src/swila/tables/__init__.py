@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
 from swila.tables.experiments import regbench_claims, regbench_table, regression_claims, regression_table
-from swila.tables.recall import memory_table, recall_claims, recall_table, small_table
+from swila.tables.recall import memory_table, recall_claims, recall_table, small_table, tokens_table
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
@@ -41,6 +41,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "cdar-claims": recall_claims(cdar),
             "cdar": recall_table(cdar),
             "cdar-memory": memory_table(load("cdar-memory")),
+            "cdar-tokens": tokens_table(load("cdar-memory")),
         },
     }
 

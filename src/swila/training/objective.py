@@ -18,14 +18,11 @@ class Objective(Protocol):
 
     Attributes:
         score: the metric by which runs are compared and stopped early; larger is better.
+
+    A module ``criterion`` that makes the loss of outputs and targets, if it has one, is compiled on a GPU.
     """
 
     score: str
-
-    @property
-    def criterion(self) -> nn.Module:
-        """The loss of outputs and targets, a module that a compiler can take whole."""
-        ...
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch, a scalar."""
@@ -64,8 +61,9 @@ class TokenPrediction:
         where = batch.labels != IGNORE
         if self.labels is None:
             return self.criterion(model(batch.inputs, where), batch.labels[where])
-        places = places_of(where, self.labels)
-        return self.criterion(model(batch.inputs, places), batch.labels.gather(1, places).flatten())
+        places, there = places_of(where, self.labels)
+        labels = batch.labels.gather(1, places).masked_fill(~there, IGNORE)
+        return self.criterion(model(batch.inputs, places), labels.flatten())
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, data: Examples, batch_size: int) -> dict[str, float]:
@@ -145,12 +143,14 @@ class Regression:
         return {"r2": (1 - errors.sum() / variation).item(), "loss": (errors.sum() / (count * D)).item()}
 
 
-def places_of(where: Tensor, count: int) -> Tensor:
-    """The first ``count`` places of each row where ``where [B, T]`` is true, ``[B, count]``, in order.
+def places_of(where: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The first ``count`` places of each row where ``where [B, T]`` is true, in order, and which of them there are.
 
-    The shapes do not depend on the data; a row with fewer is filled up with place 0.
+    Both are ``[B, count]``, whatever the data: a row with fewer is filled up.
     """
     rank = where.cumsum(1)
     slot = torch.where(where & (rank <= count), rank - 1, count)  # what is left over goes to a slot of its own
-    time = torch.arange(where.shape[1], device=where.device).expand(where.shape)
-    return torch.zeros(len(where), count + 1, dtype=torch.long, device=where.device).scatter(1, slot, time)[:, :count]
+    time = torch.arange(where.shape[1], device=where.device)
+    places = torch.zeros(len(where), count + 1, dtype=torch.long, device=where.device)
+    places = places.scatter(1, slot, time.expand(where.shape))[:, :count]
+    return places, torch.arange(count, device=where.device) < rank[:, -1:]

@@ -86,7 +86,8 @@ class CapturedUpdates(Updates):
         self.step = torch.zeros(1, dtype=torch.long, device=self.device)
         self._steer()
         parts: Any = getattr(model, "parts", list)
-        for part in (*parts(), objective.criterion):
+        criterion = getattr(objective, "criterion", None)
+        for part in (*parts(), *([] if criterion is None else [criterion])):
             part.compile(dynamic=False)
         self.run_before = 0
         self.turns: list[torch.cuda.Event] = []
