@@ -7,7 +7,7 @@ import pytest
 from swila.environment import environment
 from swila.experiments import cdar, mqar, settings
 from swila.experiments.recall import SETTINGS, summarize
-from swila.experiments.recall_figures import draw
+from swila.experiments.recall_figures import _lines, draw
 from swila.experiments.registry import MQAR as MQAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.experiments.training_run import TrainingRun
@@ -172,6 +172,14 @@ def test_a_figure_of_state_sizes_needs_some(tmp_path):
         made_up(("swila", 16, 1, 0.2, "noise=false"), ("swila", 32, 1, 0.3, "noise=false")),
     ):
         assert [paths[0].name for paths in draw(record, tmp_path)] == ["accuracy.png"]
+
+
+def test_of_runs_of_several_lengths_the_longest_are_drawn():
+    record = made_up(("swila", 16, 1, 0.2, ""), ("swila", 32, 1, 0.3, ""))
+    longer = [run | {"name": "longer", "planned_steps": 99, "best": 0.9} for run in record["runs"].values()][1]
+    runs = record["runs"] | {"longer": longer}
+    (line,) = _lines(record | {"runs": runs, "rows": summarize(list(runs.values()))})
+    assert [point.scores for point in line.points] == [[0.2], [0.9]]
 
 
 def test_models_of_ones_own_are_drawn_and_listed(tmp_path):

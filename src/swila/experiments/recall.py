@@ -239,6 +239,13 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
+def headline(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a preset as it is, without variants; of a model and size that has several lengths, the longest."""
+    plain = sorted((row for row in rows if not row["variant"]), key=lambda row: row["planned_steps"])
+    longest = {(row["model"], row["layers"], row["hidden_size"]): row for row in plain}
+    return [row for row in rows if any(row is kept for kept in longest.values())]
+
+
 def row_of(run: dict[str, Any]) -> tuple[str, int, int, str, int]:
     """Which row a run belongs to: model, width, depth, variant, and how long it was to be trained."""
     return run["model"], run["hidden_size"], run["num_layers"], run.get("variant", ""), run.get("planned_steps", 0)

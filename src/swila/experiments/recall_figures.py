@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from swila.experiments.recall import CACHES, MODELS, row_of
+from swila.experiments.recall import CACHES, MODELS, headline
 from swila.plots import StateSizeLine, StateSizePoint, accuracy_curves, state_size_figure
 
 
@@ -22,18 +22,16 @@ def draw_state_sizes(record: dict[str, Any], out: Path) -> list[Path]:
 
 
 def _lines(record: dict[str, Any]) -> list[StateSizeLine]:
-    """Of every model and depth the rows that are over, for the preset as it is; of several lengths the longest."""
-    rows = [row for row in record["rows"] if row["best"] is not None and not row.get("variant")]
-    longest = max((row.get("planned_steps", 0) for row in rows), default=0)
+    """Of every model and depth its sizes, as far as runs are over."""
     lines: dict[tuple[str, int], StateSizeLine] = {}
-    for row in sorted(rows, key=lambda row: row["state"]):
-        if row.get("planned_steps", 0) == longest:
+    for row in sorted(headline(record["rows"]), key=lambda row: (row["layers"], row["state"])):
+        if row["best"] is not None:
             key = row["model"], row["layers"]
             line = lines.setdefault(key, StateSizeLine(*key, is_cache=row["model"] in CACHES, points=[]))
-            runs = [run for run in record["runs"].values() if _is_of(run, row) and run.get("best") is not None]
-            line.points.append(StateSizePoint(row["state"], [run["best"] for run in runs], row["mean"]))
+            scores = [score for name in row["names"] if (score := record["runs"][name].get("best")) is not None]
+            line.points.append(StateSizePoint(row["state"], scores, row["mean"]))
     order = {model: place for place, model in enumerate(MODELS)}
-    return sorted(lines.values(), key=lambda line: (order.get(line.model, len(order)), line.model, line.layers))
+    return sorted(lines.values(), key=lambda line: order.get(line.model, len(order)))
 
 
 def draw_accuracy(record: dict[str, Any], out: Path) -> list[Path]:
@@ -57,8 +55,3 @@ def title(record: dict[str, Any]) -> str:
     if "num_contexts" in task:
         return f"CDAR: {task['num_contexts']} contexts of {task['num_keys']} keys, length {task['length']:,}"
     return f"MQAR: {task['num_pairs']} pairs, length {task['length']:,}"
-
-
-def _is_of(run: dict[str, Any], row: dict[str, Any]) -> bool:
-    keys = "model", "hidden_size", "layers", "variant", "planned_steps"
-    return row_of(run) == tuple(row.get(key, 0 if key == "planned_steps" else "") for key in keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swila.experiments.recall import CACHES, MODELS, mean_over_rates
+from swila.experiments.recall import CACHES, MODELS, headline, mean_over_rates
 from swila.tables.conditions import conditions
 from swila.tables.experiments import CLAIM, under_which, verdict
 from swila.tables.markdown import markdown
@@ -37,7 +37,7 @@ def _later(record: dict[str, Any]) -> str:
 
 def recall_table(record: dict[str, Any]) -> str:
     """Markdown for the results at the paper's size: a row for each model and depth, a column for each width."""
-    rows = [row for row in record["rows"] if not row.get("variant")]
+    rows = headline(record["rows"])
     widths = sorted({row["hidden_size"] for row in rows})
     states = {row["hidden_size"]: row["state"] for row in rows if row["model"] not in CACHES and row["layers"] == 1}
     headings = [f"d {width}" + (f", {_power(states[width])}" if width in states else "") for width in widths]
@@ -58,7 +58,7 @@ def recall_table(record: dict[str, Any]) -> str:
 
 def recall_claims(record: dict[str, Any]) -> str:
     """What the paper says of CDAR, and what these results say; near-perfect is :data:`NEAR_PERFECT`."""
-    rows = [row for row in record["rows"] if row["best"] is not None and not row.get("variant")]
+    rows = [row for row in headline(record["rows"]) if row["best"] is not None]
     recurrent = [row for row in rows if row["model"] not in CACHES]
     single = [row for row in recurrent if row["layers"] == 1]
     runs = [run for run in record["runs"].values() if run.get("best") is not None and not run.get("variant")]
