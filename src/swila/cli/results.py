@@ -23,7 +23,7 @@ def show(console: Console, experiment: Experiment, record: dict[str, Any]) -> No
     table.add_column("model", header_style="bold")
     columns = [column for column in experiment.columns if any(column.cell(row) for row in rows)]
     for column in columns:
-        table.add_column(column.heading, header_style="bold", justify="right")
+        table.add_column(column.heading, header_style="bold", justify="right", overflow="fold")
     for row in rows:
         style = "bold green" if top is not None and row[key] == top else None
         cells = [column.cell(row) for column in columns]

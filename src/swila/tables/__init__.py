@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
 from swila.tables.experiments import regbench_claims, regbench_table, regression_claims, regression_table
-from swila.tables.recall import memory_table, recall_claims, recall_table, small_table, tokens_table
+from swila.tables.recall import memory_table, recall_claims, recall_table, settings_table, small_table, tokens_table
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
@@ -32,6 +32,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "bench-training-paper": training_table(load("training-cuda-cdar")),
             "bench-training-time": time_table(load("training-cuda-cdar")),
             "run-mqar-tiny": small_table(load("mqar-tiny")),
+            "run-cdar-settings": settings_table(load("cdar-tiny-settings")),
         },
         "docs/reproduction.md": {
             "softmax-regression-claims": regression_claims(regression),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from swila.experiments.recall import CACHES, MODELS, headline, mean_over_rates
@@ -53,6 +54,25 @@ def recall_table(record: dict[str, Any]) -> str:
         lines,
         "Test accuracy: the best evaluation of the best run (how many runs, and their mean, if several). Attention has "
         f"a cache instead of a state, its size is in the cell. 1/C is {record['plateau']:.2f}. {under_which(record)}",
+    )
+
+
+def settings_table(record: dict[str, Any]) -> str:
+    """Markdown for variants of one model: how many seeds get how far, for each setting and learning rate."""
+    rows = []
+    for row in record["rows"]:
+        for rate in row["lrs"]:
+            runs = [record["runs"][name] for name in row["names"] if record["runs"][name]["lr"] == rate]
+            scores = [run["best"] for run in runs]
+            counts = [sum(run["status"] == "solved" for run in runs), sum(score > 0.9 for score in scores)]
+            numbers = *(f"{count} of {len(runs)}" for count in counts), f"{fmean(scores):.3f}", f"{min(scores):.3f}"
+            setting = f"`{row['variant']}`" if row["variant"] else "as it is"
+            rows.append((setting, f"{rate:g}", *numbers))
+    return markdown(
+        "lrrrrr",
+        [_name(record["rows"][0]["model"]), "learning rate", "solved", "above 0.9", "mean", "worst"],
+        rows,
+        f"{conditions(record)}.",
     )
 
 
