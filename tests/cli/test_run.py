@@ -180,7 +180,10 @@ def test_open_points_are_rows_of_their_own(run, tmp_path):
 
 def test_mqar_and_inspection(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    call = lambda *words: CliRunner().invoke(app, list(map(str, words)))  # noqa: E731
+
+    def call(*words):
+        return CliRunner().invoke(app, list(map(str, words)))
+
     few = "--steps", 3, "--seeds", 1, "--model", "swila", "--jobs", 1, "--no-tensorboard", "--out"
     assert call("run", "mqar", *few, tmp_path / "m").exit_code == 0
     for name in ("accuracy.png", "results.json"):
