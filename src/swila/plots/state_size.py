@@ -87,18 +87,18 @@ def state_size_figure(
 
 def _axis(axis: Any, states: Sequence[int], heading: str, plateau: float | None) -> None:
     axis.set_xscale("log", base=2)
-    axis.set_xticks(
-        states, [f"$2^{{{state.bit_length() - 1}}}$" if _power(state) else f"{state:,}" for state in states]
-    )
+    powers = [state.bit_length() - 1 for state in states]
+    if any(2**power != state for power, state in zip(powers, states, strict=True)):
+        powers = list(range(powers[0], powers[-1] + 2))[:: 1 + (powers[-1] - powers[0]) // 8]
+    axis.set_xticks([2**power for power in powers], [f"$2^{{{power}}}$" for power in powers])
     axis.set_xticks([], minor=True)
     axis.set(xlim=(states[0] / 1.5, states[-1] * 1.5), ylim=(0, 1.03), xlabel="state (scalars)", title=heading)
     axis.grid(axis="y", color="#EEEEEE", zorder=0)
     if plateau is not None:
         axis.axhline(plateau, color=_GREY, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
         axis.annotate(
-            f"values without context: 1/C = {plateau:.2f}", (0, plateau), (3, 3),
-            xycoords=axis.get_yaxis_transform(), textcoords="offset points", color=_GREY, fontsize=7.5,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            "1/C", (0, plateau), (3, 2), xycoords=axis.get_yaxis_transform(), textcoords="offset points",
+            color=_GREY, fontsize=7.5,
         )  # fmt: skip
 
 
@@ -124,12 +124,8 @@ def _label(line: StateSizeLine, names: Mapping[str, str]) -> str:
     return f"{names.get(line.model, line.model)}{layers}"
 
 
-def _power(number: int) -> bool:
-    return number & (number - 1) == 0
-
-
 def _notes(lines: Sequence[StateSizeLine], plateau: float | None) -> list[str]:
-    notes = []
+    notes = [] if plateau is None else [f"1/C = {plateau:.2f}: knowing the values, but not the context"]
     if any(line.is_cache for line in lines):
         notes.append("hollow marks: a cache of keys and values, whose size is that at the task's length")
     counts = sorted({len(point.scores) for line in lines for point in line.points})

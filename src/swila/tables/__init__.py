@@ -41,6 +41,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "regbench": regbench_table(regbench),
             "cdar-claims": recall_claims(cdar),
             "cdar": recall_table(cdar),
+            "cdar-small": recall_table(load("cdar-tiny-sizes")),
             "cdar-memory": memory_table(load("cdar-memory")),
             "cdar-tokens": tokens_table(load("cdar-memory")),
         },
