@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from swila.cli.app import app
 from swila.cli.options import parse_seeds
+from swila.experiments.recall import MODELS, SETTINGS
 
 
 @pytest.fixture
@@ -200,3 +201,11 @@ def test_mqar_and_inspection(tmp_path, monkeypatch):
     (other,) = (tmp_path / "m").glob("swila-*")
     assert "run must be one of cdar, got one of MQAR" in call("inspect", other).stderr
     assert "run must be the directory of one run" in call("inspect", tmp_path / "c").stderr
+
+
+@pytest.mark.parametrize("name", ["cdar", "mqar"])
+def test_help_names_every_open_point_and_model(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    told = CliRunner().invoke(app, ["run", name, "--help"]).output
+    for word in (*SETTINGS, *MODELS):
+        assert word in told

@@ -13,12 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FILE = "memory.json"
-_HEADINGS = {
-    "beta": "β",
-    "key_gate": "gate, key side",
-    "query_gate": "gate, query side",
-    "value_length": "length of the value",
-}
 
 
 def inspect(
@@ -59,6 +53,8 @@ def inspect(
 def _show(console: Console, record: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from swila.experiments.cdar_memory import MEASURED
+
     changes = {"nothing": record} | record.get("without_writes", {})
     table = Table(title="accuracy", title_justify="left", box=None)
     for heading in ("not written at", "all", *(f"group {i + 1}" for i in range(len(record["by_group"])))):
@@ -71,8 +67,7 @@ def _show(console: Console, record: dict[str, Any]) -> None:
         table = Table(title="means over tokens", title_justify="left", box=None)
         table.add_column("", header_style="bold")
         for name in names:
-            table.add_column(_HEADINGS[name],
-                             header_style="bold", justify="right")  # fmt: skip
+            table.add_column(MEASURED[name], header_style="bold", justify="right")
         for kind, values in tokens.items():
             table.add_row(kind, *(f"{values[name]:.4f}" for name in names))
         console.print(table)

@@ -73,13 +73,10 @@ def _run() -> None:
     """Run an experiment of the paper: train its models, print the table, draw the figures."""
 
 
-@run.command()
-def cdar(
+def _recall(
+    context: typer.Context,
     preset: Annotated[
-        str,
-        typer.Option(
-            help="Size: tiny (3 contexts of 2 keys, minutes on a CPU), small (4 of 8, one GPU) or paper (4 of 32)."
-        ),
+        str, typer.Option(help="Size: tiny (minutes on a CPU), small (one GPU) or paper (the paper's, a GPU).")
     ] = "tiny",
     model: Models = None,
     hidden_size: Widths = None,
@@ -97,7 +94,21 @@ def cdar(
     fresh: Fresh = False,
     tensorboard: TensorBoard = True,
 ) -> None:
-    """Context-dependent associative recall.
+    from swila.experiments.recall import make_runs
+    from swila.experiments.registry import EXPERIMENTS
+    from swila.experiments.settings import parse
+
+    experiment = EXPERIMENTS[context.info_name or ""]
+    with one_line_errors():
+        changed, chosen = parse(settings or ()), parse_seeds(seeds)
+        sizes = preset, model, hidden_size, layers, lr, chosen, steps, epochs, precision, changed
+        runs = make_runs(experiment.presets, *sizes)
+    _carry_out(experiment, preset, runs, device, jobs, threads, out, fresh, tensorboard)
+
+
+run.command(
+    "cdar",
+    help="""Context-dependent associative recall.
 
     Can a model keep several contexts apart in one small state? The same key has another value in every context, and the
     context is named only once. All models have the same state size. One that knows the values but not the context
@@ -106,39 +117,11 @@ def cdar(
     Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
     table, with hardware, versions and commit), accuracy.png, routing.png, with several sizes state-size.png, and a
     directory for every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
-    """
-    from swila.experiments.cdar import make_runs
-    from swila.experiments.registry import CDAR
-    from swila.experiments.settings import parse
-
-    with one_line_errors():
-        changed = parse(settings or ())
-        runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps, epochs, precision, changed)
-    _carry_out(CDAR, preset, runs, device, jobs, threads, out, fresh, tensorboard)
-
-
-@run.command()
-def mqar(
-    preset: Annotated[
-        str, typer.Option(help="Size: tiny (6 pairs, minutes on a CPU), small (32, one GPU) or paper (128).")
-    ] = "tiny",
-    model: Models = None,
-    hidden_size: Widths = None,
-    layers: Layers = None,
-    lr: Rates = None,
-    seeds: Seeds = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    settings: Settings = None,
-    precision: Precision = None,
-    device: Device = "cpu",
-    jobs: Jobs = None,
-    threads: Threads = 1,
-    out: Out = None,
-    fresh: Fresh = False,
-    tensorboard: TensorBoard = True,
-) -> None:
-    """Multi-query associative recall, without contexts.
+    """,
+)(_recall)
+run.command(
+    "mqar",
+    help="""Multi-query associative recall, without contexts.
 
     The task that CDAR was made from, with the same models and state sizes: how many pairs can a state hold when nothing
     has to be kept apart?
@@ -146,15 +129,8 @@ def mqar(
     Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
     table, with hardware, versions and commit), accuracy.png, with several sizes state-size.png, and a directory for
     every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
-    """
-    from swila.experiments.mqar import make_runs
-    from swila.experiments.registry import MQAR
-    from swila.experiments.settings import parse
-
-    with one_line_errors():
-        changed = parse(settings or ())
-        runs = make_runs(preset, model, hidden_size, layers, lr, parse_seeds(seeds), steps, epochs, precision, changed)
-    _carry_out(MQAR, preset, runs, device, jobs, threads, out, fresh, tensorboard)
+    """,
+)(_recall)
 
 
 @run.command()

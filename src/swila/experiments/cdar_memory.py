@@ -13,6 +13,13 @@ from swila.layers import SwiLA
 from swila.models import SyntheticModel
 from swila.tasks import CDAR, IGNORE, Examples
 
+MEASURED = {
+    "beta": "β",
+    "key_gate": "gate of the key side",
+    "query_gate": "gate of the query side",
+    "value_length": "length of the value",
+}
+
 
 def kinds_of_tokens(task: CDAR, examples: Examples) -> dict[str, Tensor]:
     """Which tokens are of which kind, each ``[N, T]`` of bool."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from swila.experiments import (
     cdar,
     cdar_figures,
@@ -28,18 +30,6 @@ def _of_seeds(heading: str) -> Column:
     return Column(heading, lambda row: spread(row["scores"]))
 
 
-_RECALL_COLUMNS = (
-    Column("width", lambda row: str(row["hidden_size"])),
-    Column("layers", lambda row: str(row["layers"])),
-    Column("set", lambda row: row["variant"]),
-    Column("steps", lambda row: row["length"]),
-    _count("state"),
-    _count("parameters"),
-    _fraction("best"),
-    _fraction("mean"),
-    Column("solved", lambda row: f"{row['solved']}/{row['runs']}"),
-)
-
 CDAR = Experiment(
     name="cdar",
     title="CDAR",
@@ -47,7 +37,17 @@ CDAR = Experiment(
     models=recall.MODELS,
     summarize=recall.summarize,
     facts=lambda preset: {"plateau": preset.task.plateau},
-    columns=_RECALL_COLUMNS,
+    columns=(
+        Column("width", lambda row: str(row["hidden_size"])),
+        Column("layers", lambda row: str(row["layers"])),
+        Column("set", lambda row: row["variant"]),
+        Column("steps", lambda row: row["length"]),
+        _count("state"),
+        _count("parameters"),
+        _fraction("best"),
+        _fraction("mean"),
+        Column("solved", lambda row: f"{row['solved']}/{row['runs']}"),
+    ),
     caption=lambda record: (
         "test accuracy, best and mean over learning rates and seeds; "
         f"{record['plateau']:.2f} is knowing the values but not the context"
@@ -55,14 +55,12 @@ CDAR = Experiment(
     draw=cdar_figures.draw,
 )
 
-MQAR = Experiment(
+MQAR = replace(
+    CDAR,
     name="mqar",
     title="MQAR",
     presets=mqar.PRESETS,
-    models=recall.MODELS,
-    summarize=recall.summarize,
     facts=lambda preset: {},
-    columns=_RECALL_COLUMNS,
     caption=lambda record: "test accuracy, best and mean over learning rates and seeds",
     draw=recall_figures.draw,
 )

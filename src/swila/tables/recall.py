@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+from swila.experiments.cdar_memory import MEASURED
 from swila.experiments.recall import CACHES, MODELS, headline, mean_over_rates
 from swila.tables.conditions import conditions
 from swila.tables.experiments import CLAIM, under_which, verdict
@@ -119,14 +120,8 @@ def memory_table(record: dict[str, Any]) -> str:
 
 def tokens_table(record: dict[str, Any]) -> str:
     """Markdown for the other half of them: what the layer does at each kind of token."""
-    names = {
-        "beta": "β",
-        "key_gate": "gate of the key side",
-        "query_gate": "gate of the query side",
-        "value_length": "length of the value",
-    }
-    rows = [(kind, *(f"{values[name]:.3f}" for name in names)) for kind, values in record["tokens"].items()]
-    return markdown("lrrrr", ["mean at tokens of a kind", *names.values()], rows)
+    rows = [(kind, *(f"{values[name]:.3f}" for name in MEASURED)) for kind, values in record["tokens"].items()]
+    return markdown("lrrrr", ["mean at tokens of a kind", *MEASURED.values()], rows)
 
 
 def _power(state: int) -> str:
