@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from swila.plots import (
+    Learning,
     Point,
     StateSizeLine,
     StateSizePoint,
@@ -253,10 +254,14 @@ def test_no_runs_and_odd_sizes(tmp_path):
     assert any("1 run a point" in t for t in text)
 
 
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_many_panels_are_wrapped(tmp_path, count):
-    panels = {f"panel {i}": {"swila": [[(10, 0.2), (20, 0.3)]]} for i in range(count)}
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (3, 1), (4, 2), (5, 2)])
+def test_many_panels_are_wrapped(tmp_path, count, rows):
+    panels = {f"panel {i}": [Learning("swila", 1 + i, [[(10, 0.2), (20, 0.3)]])] for i in range(count)}
     text = words(accuracy_curves(panels, NAMES, None, "CDAR", tmp_path / "c.png"))
     assert [t for t in text if t.startswith("panel")] == list(panels)
-    assert text.count("test accuracy") == -(-count // 3)
+    assert text.count("test accuracy") == rows
+    assert [t for t in text if t.startswith("SwiLA")] == [
+        "SwiLA  0.30",
+        *(f"SwiLA, {i + 1} layers  0.30" for i in range(1, count)),
+    ]
     assert not any("1/C" in t for t in text)

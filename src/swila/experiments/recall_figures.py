@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swila.experiments.recall import CACHES, MODELS, headline
-from swila.plots import StateSizeLine, StateSizePoint, accuracy_curves, state_size_figure
+from swila.plots import Learning, StateSizeLine, StateSizePoint, accuracy_curves, state_size_figure
 
 
 def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
@@ -35,17 +35,20 @@ def _lines(record: dict[str, Any]) -> list[StateSizeLine]:
 
 
 def draw_accuracy(record: dict[str, Any], out: Path) -> list[Path]:
-    """Test accuracy against steps, a panel for each model width and depth."""
-    panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
+    """Test accuracy against steps, a panel for each model width."""
+    panels: dict[str, list[Learning]] = {}
     runs = [run for run in record["runs"].values() if not run.get("variant")] or list(record["runs"].values())
-    for width, depth in sorted({(run["hidden_size"], run["num_layers"]) for run in runs}):
-        members = [run for run in runs if (run["hidden_size"], run["num_layers"]) == (width, depth)]
-        recurrent = {run["state"] for run in members if run["model"] not in CACHES}
-        state = f"state {min(recurrent):,}, " if recurrent else ""
-        layers = "one layer" if depth == 1 else f"{depth} layers"
-        panel = panels.setdefault(f"{state}width {width}, {layers}", {})
+    for width in sorted({run["hidden_size"] for run in runs}):
+        members = [run for run in runs if run["hidden_size"] == width]
+        found: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
         for run in members:
-            panel.setdefault(run["model"], []).append([tuple(point) for point in run["curve"]])
+            key = run["model"], run["num_layers"]
+            found.setdefault(key, []).append([tuple(point) for point in run["curve"]])
+        models = [Learning(*key, curves) for key, curves in found.items()]
+        recurrent = [run for run in members if run["model"] not in CACHES]
+        each = " a layer" if any(run["num_layers"] > 1 for run in recurrent) else ""
+        state = f", state {recurrent[0]['state'] // recurrent[0]['num_layers']:,}{each}" if recurrent else ""
+        panels[f"width {width}{state}"] = models
     return accuracy_curves(panels, MODELS, record.get("plateau"), title(record), out / "accuracy")
 
 

@@ -3,6 +3,7 @@
 from swila.plots.budget import Point as Point
 from swila.plots.budget import budget_figure as budget_figure
 from swila.plots.curves import Curve as Curve
+from swila.plots.curves import Learning as Learning
 from swila.plots.curves import accuracy_curves as accuracy_curves
 from swila.plots.progress import progress_figure as progress_figure
 from swila.plots.routing import RoutingPanel as RoutingPanel

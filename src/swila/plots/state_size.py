@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swila.plots.style import COLOURS, LINES, MARKERS, caption, label_ends, save, styled
+from swila.plots.style import COLOURS, DEEP, LINES, MARKERS, caption, label_ends, name_and_depth, save, styled
 
 _GREY = "#777777"
 
@@ -76,7 +76,7 @@ def state_size_figure(
                 if of_means:
                     _draw_bars(axis, line, shift)
                 _draw_line(axis, line, heights, shift)
-                label = _label(line, names)
+                label = name_and_depth(line.model, line.layers, names)
                 ends[label] = line.points[-1].state * shift, heights[-1], label
                 colours[label] = COLOURS.get(line.model, "black")
             label_ends(axis, ends, colours=colours)
@@ -107,7 +107,7 @@ def _draw_line(axis: Any, line: StateSizeLine, heights: Sequence[float], shift: 
     face = "white" if line.is_cache else colour
     axis.plot(
         [point.state * shift for point in line.points], heights, color=colour,
-        linestyle=LINES.get(line.model, "-") if line.layers == 1 else (0, (1, 1.4)), linewidth=1.8,
+        linestyle=LINES.get(line.model, "-") if line.layers == 1 else DEEP, linewidth=1.8,
         marker=MARKERS.get(line.model, "o"), markersize=6, markerfacecolor=face,
         markeredgecolor=colour if line.is_cache else "white", markeredgewidth=1.2 if line.is_cache else 0.6, zorder=4,
     )  # fmt: skip
@@ -117,11 +117,6 @@ def _draw_bars(axis: Any, line: StateSizeLine, shift: float) -> None:
     for point in line.points:
         ends = [min(point.scores), max(point.scores)]
         axis.plot([point.state * shift] * 2, ends, color=COLOURS.get(line.model, "black"), linewidth=0.9)
-
-
-def _label(line: StateSizeLine, names: Mapping[str, str]) -> str:
-    layers = "" if line.layers == 1 else f", {line.layers} layers"
-    return f"{names.get(line.model, line.model)}{layers}"
 
 
 def _notes(lines: Sequence[StateSizeLine], plateau: float | None) -> list[str]:

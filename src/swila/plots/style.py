@@ -47,6 +47,7 @@ LINES: dict[str, Any] = {
     "attention": (0, (5, 2.5)),
     "fox": (0, (1, 1)),
 }
+DEEP: Any = (0, (1, 1.4))  # of a model with several layers, beside one with one
 # other colours than those of the models
 CONTEXT_COLOURS = ("#7B3294", "#00796B", "#C2185B", "#827717", "#1A237E", "#6D4C41", "#0097A7", "#424242")
 
@@ -89,6 +90,11 @@ def spread(labels: list[tuple[float, str, str]], gap: float, top: float = math.i
         placed[i] = (min(height, top), label, colour)
         top = placed[i][0] - gap
     return placed
+
+
+def name_and_depth(model: str, layers: int, names: Mapping[str, str]) -> str:
+    """``SwiLA``, or ``SwiLA, 2 layers``."""
+    return names.get(model, model) + ("" if layers == 1 else f", {layers} layers")
 
 
 def ink(colour: str) -> str:
