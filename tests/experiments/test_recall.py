@@ -12,7 +12,7 @@ from swila.experiments.registry import MQAR as MQAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModel
-from swila.tables.recall import recall_claims, recall_table
+from swila.tables.recall import epochs_table, rates_table, recall_claims, recall_table
 from swila.tasks import CDAR, MQAR
 
 
@@ -191,6 +191,31 @@ def test_models_of_ones_own_are_drawn_and_listed(tmp_path):
         run["seconds"] = 1.0
     assert [line.split(" | ")[0] for line in recall_table(record).splitlines()[2:4]] == ["| SwiLA", "| mine"]
     assert "not run" in recall_claims(record)
+
+
+def test_learning_rates_and_settings_are_told_apart():
+    record = made_up(("swila", 32, 1, 0.2, ""), ("deltanet", 32, 1, 0.5, ""), ("swila", 32, 1, 0.9, "noise=false"))
+    first = next(iter(record["runs"].values()))
+    for seed, lr, best in ((1, 1e-3, 0.4), (0, 1e-2, 0.1)):
+        record["runs"][f"more {seed} {lr}"] = first | {"name": f"more {seed} {lr}", "lr": lr, "best": best}
+    record |= {"rows": summarize(list(record["runs"].values())), "device": "cpu", "environment": environment()}
+    (line,) = rates_table(record).splitlines()[2:]
+    assert line == "| SwiLA | d 32, state $2^{10}$ | 0.300 (0.200–0.400; ×2) | 0.100 (×1) |"
+    record["runs"] = {name: run for name, run in record["runs"].items() if run["model"] == "swila"}
+    lines = [line.strip("| ").split(" | ") for line in epochs_table(record).splitlines()]
+    assert lines[0] == ["SwiLA", "learning rate", "after epoch 1"]
+    assert [line[0] for line in lines[2:6]] == ["as it is"] * 3 + ["`noise=false`"]
+
+
+def test_longer_runs_are_told_beside_the_claims():
+    record = made_up(("temporal-swila", 64, 1, 0.97, ""), ("deltanet", 64, 1, 0.2, ""))
+    longer = made_up(("temporal-swila", 64, 1, 0.99, ""), ("attention", 32, 2, None, ""))
+    for run in longer["runs"].values():
+        run |= {"planned_steps": 500, "seconds": 7.0}
+    first, _, third = recall_claims(record, longer).splitlines()[2:5]
+    assert "with 50 epochs (d 64, learning rate 0.001) 0.990 in 7 s" in first
+    assert "with 50 epochs (d 32, 2 layers, learning rate 0.001) so far, after 1, 0.100" in third
+    assert "with 50" not in recall_claims(record)
 
 
 def test_mqar_trains_and_is_drawn(tmp_path):

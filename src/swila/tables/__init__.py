@@ -7,7 +7,16 @@ from pathlib import Path
 
 from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
 from swila.tables.experiments import regbench_claims, regbench_table, regression_claims, regression_table
-from swila.tables.recall import memory_table, recall_claims, recall_table, settings_table, small_table, tokens_table
+from swila.tables.recall import (
+    epochs_table,
+    memory_table,
+    rates_table,
+    recall_claims,
+    recall_table,
+    settings_table,
+    small_table,
+    tokens_table,
+)
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
@@ -29,7 +38,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
         },
         "docs/experiments.md": {
             "bench-training": training_table(load("training-cuda")),
-            "bench-training-paper": training_table(load("training-cuda-cdar")),
+            "bench-training-paper": training_table(load("training-cuda-cdar"), load("training-cuda-cdar-before")),
             "bench-training-time": time_table(load("training-cuda-cdar")),
             "run-mqar-tiny": small_table(load("mqar-tiny")),
             "run-cdar-settings": settings_table(load("cdar-tiny-settings")),
@@ -39,8 +48,10 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "softmax-regression": regression_table(regression),
             "regbench-claims": regbench_claims(regbench),
             "regbench": regbench_table(regbench),
-            "cdar-claims": recall_claims(cdar),
+            "cdar-claims": recall_claims(cdar, load("cdar-paper-long")),
             "cdar": recall_table(cdar),
+            "cdar-rates": rates_table(cdar),
+            "cdar-settings": epochs_table(load("cdar-paper-settings")),
             "cdar-small": recall_table(load("cdar-tiny-sizes")),
             "cdar-memory": memory_table(load("cdar-memory")),
             "cdar-tokens": tokens_table(load("cdar-memory")),

@@ -64,24 +64,44 @@ def rivals_tables(record: dict[str, Any]) -> str:
     )
 
 
-def training_table(record: dict[str, Any]) -> str:
-    """Markdown for results of ``swila bench training``: updates a second, of one run and of several together."""
+def training_table(record: dict[str, Any], before: dict[str, Any] | None = None) -> str:
+    """Markdown for results of ``swila bench training``: updates a second, of one run and of several together.
+
+    ``before`` are those of an earlier commit, measured on the same machine.
+    """
     replicas = list(record["cases"][0]["captured"])
     rows, off = [], []
-    for case in record["cases"]:
-        plain, captured = case["plain"], [case["captured"][n] for n in replicas]
-        rates = [way["updates_per_s"] for way in (plain, *captured)]
-        gains = f"{rates[1] / rates[0]:.1f}", f"{max(rates[1:]) / rates[1]:.2f}"
-        rows.append((case["case"], *(f"{rate:,.0f}" for rate in rates), *gains))
-        off += [abs(way["loss"] / plain["loss"] - 1) for way in captured]
+    for which in (record, before) if before else (record,):
+        for case in which["cases"]:
+            plain, ways = case["plain"], case["captured"]
+            rates = {n: way["updates_per_s"] for n, way in ways.items()}
+            alone, most = rates[replicas[0]], max(rates.values())
+            numbers = (f"{rate:,.0f}" if rate else "" for rate in (plain["updates_per_s"], *map(rates.get, replicas)))
+            gains = f"{alone / plain['updates_per_s']:.1f}", f"{most / alone:.2f}" if len(rates) > 1 else ""
+            commit = f", {case['precision']}, commit `{which['environment']['commit'][:7]}`" if before else ""
+            rows.append((case["case"] + commit, *numbers, *gains))
+            off += [abs(way["loss"] / plain["loss"] - 1) for way in ways.values()]
     side_by_side = [f"{n} side by side" for n in replicas[1:]]
     return markdown(
         "l" + "r" * (len(replicas) + 3),
         ["updates a second", "as torch runs it", "captured", *side_by_side, "captured, times", "side by side, times"],
         rows,
-        f"All runs of a column together, {record['seconds']:g} s each. The mean loss of the first updates is within "
+        f"All runs of a column together, {record['seconds']:g} s each. "
+        f"{_examples(record, before) if before else ''}The mean loss of the first updates is within "
         f"{max(off):.2%} of that of torch. {conditions(record)}.",
     )
+
+
+def _examples(record: dict[str, Any], before: dict[str, Any]) -> str:
+    """Examples a second of the first case, and of all that were measured before."""
+
+    def most(case: dict[str, Any]) -> str:
+        rates = [way["updates_per_s"] * case["batch_size"] for way in case["captured"].values()]
+        both = f" alone and {max(rates):,.0f} side by side" if len(rates) > 1 else " alone"
+        return f"{rates[0]:,.0f}{both}"
+
+    earlier = ", ".join(f"{most(case)} ({case['precision']})" for case in before["cases"])
+    return f"Examples a second: {most(record['cases'][0])}; at the older commit {earlier}. "
 
 
 def time_table(record: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from swila.experiments.cdar_memory import MEASURED
 from swila.experiments.recall import CACHES, MODELS, headline, mean_over_rates
 from swila.tables.conditions import conditions
-from swila.tables.experiments import CLAIM, under_which, verdict
+from swila.tables.experiments import CLAIM, of_seeds, under_which, verdict
 from swila.tables.markdown import markdown
 
 NEAR_PERFECT = 0.95
@@ -67,8 +67,7 @@ def settings_table(record: dict[str, Any]) -> str:
             scores = [run["best"] for run in runs]
             counts = [sum(run["status"] == "solved" for run in runs), sum(score > 0.9 for score in scores)]
             numbers = *(f"{count} of {len(runs)}" for count in counts), f"{fmean(scores):.3f}", f"{min(scores):.3f}"
-            setting = f"`{row['variant']}`" if row["variant"] else "as it is"
-            rows.append((setting, f"{rate:g}", *numbers))
+            rows.append((_setting(row), f"{rate:g}", *numbers))
     return markdown(
         "lrrrrr",
         [_name(record["rows"][0]["model"]), "learning rate", "solved", "above 0.9", "mean", "worst"],
@@ -77,8 +76,37 @@ def settings_table(record: dict[str, Any]) -> str:
     )
 
 
-def recall_claims(record: dict[str, Any]) -> str:
-    """What the paper says of CDAR, and what these results say; near-perfect is :data:`NEAR_PERFECT`."""
+def rates_table(record: dict[str, Any]) -> str:
+    """Markdown for what each learning rate came to: a row for each model and size that has several."""
+    rows = [row for row in headline(record["rows"]) if len(row["lrs"]) > 1]
+    rates = sorted({rate for row in rows for rate in row["lrs"]})
+    lines = []
+    for row in rows:
+        runs = [record["runs"][name] for name in row["names"]]
+        scores = [[run["best"] for run in runs if run["lr"] == rate and "best" in run] for rate in rates]
+        lines.append((_name(row["model"]), _size(row), *(of_seeds(found) if found else "" for found in scores)))
+    return markdown("ll" + "l" * len(rates), ["model", "size", *(f"learning rate {rate:g}" for rate in rates)], lines)
+
+
+def epochs_table(record: dict[str, Any]) -> str:
+    """Markdown for variants of one model: how far a run of each is after every epoch."""
+    runs = list(record["runs"].values())
+    last = max(round(run["curve"][-1][0] / run["steps_per_epoch"]) for run in runs)
+    rows = []
+    for run in sorted(runs, key=lambda run: ("variant" in run, -run["best"])):
+        reached = {round(step / run["steps_per_epoch"]): score for step, score in run["curve"]}
+        scores = (f"{reached[epoch]:.3f}" if epoch in reached else "" for epoch in range(1, last + 1))
+        rows.append((_setting(run), f"{run['lr']:g}", *scores))
+    epochs = [f"after epoch {epoch}" for epoch in range(1, last + 1)]
+    model = _name(runs[0]["model"])
+    return markdown("l" + "r" * (last + 1), [model, "learning rate", *epochs], rows, f"{conditions(record)}.")
+
+
+def recall_claims(record: dict[str, Any], longer: dict[str, Any] | None = None) -> str:
+    """What the paper says of CDAR, and what these results say; near-perfect is :data:`NEAR_PERFECT`.
+
+    ``longer`` are runs with more epochs, told beside the others.
+    """
     rows = [row for row in headline(record["rows"]) if row["best"] is not None]
     recurrent = [row for row in rows if row["model"] not in CACHES]
     single = [row for row in recurrent if row["layers"] == 1]
@@ -89,10 +117,13 @@ def recall_claims(record: dict[str, Any]) -> str:
         (
             "Temporal SwiLA with one head of D = 32 and 4 mixtures (state $2^{12}$) is the smallest configuration with "
             "near-perfect accuracy.",
-            _smallest(recurrent),
+            _smallest(recurrent) + _with_more(longer, "temporal-swila"),
         ),
         ("All other recurrent models (nearly) solve the task with one layer as the state grows.", _others(single)),
-        ("The Transformer needs two layers.", _depths([row for row in rows if row["model"] == "attention"])),
+        (
+            "The Transformer needs two layers.",
+            _depths([row for row in rows if row["model"] == "attention"]) + _with_more(longer, "attention"),
+        ),
         ("The mean over learning rates shows the same.", _means([row for row in single if row["state"] == 4096], runs)),
     ]
     return markdown(
@@ -100,7 +131,8 @@ def recall_claims(record: dict[str, Any]) -> str:
         CLAIM,
         claims,
         f"Near-perfect is {NEAR_PERFECT} or more. The paper's runs have 50 epochs, four learning rates and three "
-        f"seeds, those here up to {epochs:.0f} epochs and some of the learning rates {rates}, as the next table tells.",
+        f"seeds, those here, where nothing else is said, up to {epochs:.0f} epochs and some of the learning rates "
+        f"{rates}, as the next tables tell.",
     )
 
 
@@ -155,6 +187,21 @@ def _smallest(rows: list[dict[str, Any]]) -> str:
     return f"**{verdict(target[0]['best'] >= NEAR_PERFECT > best)}**: {told}"
 
 
+def _with_more(record: dict[str, Any] | None, model: str) -> str:
+    """What runs with more epochs came to, or where they stood."""
+    told = []
+    for run in record["runs"].values() if record else ():
+        if run["model"] == model and run["curve"]:
+            depth = f", {run['num_layers']} layers" if run["num_layers"] > 1 else ""
+            epochs = run["planned_steps"] / run["steps_per_epoch"]
+            step, score = run["curve"][-1]
+            so_far = f"so far, after {step / run['steps_per_epoch']:.0f}, {score:.3f}"
+            found = f"{run['best']:.3f} in {run['seconds']:.0f} s" if run.get("best") is not None else so_far
+            which = f"d {run['hidden_size']}{depth}, learning rate {run['lr']:g}"
+            told.append(f"; with {epochs:.0f} epochs ({which}) {found}")
+    return "".join(told)
+
+
 def _others(rows: list[dict[str, Any]]) -> str:
     largest: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -196,6 +243,15 @@ def _list(rows: list[dict[str, Any]]) -> str:
     return ", ".join(
         f"{_name(row['model'])} at {_power(row['state'])}{_deep(row)} {row['best']:.3f}" for row in ordered
     )
+
+
+def _size(row: dict[str, Any]) -> str:
+    state = "cache" if row["model"] in CACHES else "state"
+    return f"d {row['hidden_size']}{_deep(row)}, {state} {_power(row['state'])}"
+
+
+def _setting(found: dict[str, Any]) -> str:
+    return f"`{found['variant']}`" if found.get("variant") else "as it is"
 
 
 def _deep(row: dict[str, Any]) -> str:
