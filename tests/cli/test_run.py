@@ -59,13 +59,17 @@ def test_from_start_to_figures(run, tmp_path):
     assert run(*arguments[:3], 5, *arguments[4:], "--fresh", "--jobs", 1).exit_code == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_and_resumed(tmp_path, number):
-    """The workers save, and the same command goes on."""
+def ignore_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(("number", "begin"), [(signal.SIGINT, None), (signal.SIGTERM, ignore_ctrl_c)])
+def test_interrupted_and_resumed(tmp_path, number, begin):
+    """The workers save, and the same command goes on; a script's command in the background ignores Ctrl-C."""
     command = [sys.executable, "-c", "from swila.cli import main; main()", "run", "cdar", "--seeds", "2", "--jobs", "2"]
     command += ["--model", "deltanet", "--steps", "200", "--out", str(tmp_path / "runs"), "--no-tensorboard"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=begin
     )
     metrics = [tmp_path / "runs" / f"deltanet-d16-l1-lr0.007-seed{s}" / "metrics.jsonl" for s in (0, 1)]
     begun = time.monotonic()

@@ -29,7 +29,7 @@ def train(
 ) -> dict[str, dict[str, Any]]:
     """All runs, with live progress; interrupted, it says how to go on and ends the command with status 130."""
     from swila.experiments.sweep import run_all
-    from swila.training import RunDirectory
+    from swila.training import RunDirectory, terminate
 
     for run in runs:
         RunDirectory.check(directory / run.name, run.config(), fresh)
@@ -39,7 +39,7 @@ def train(
     console.print(f"{count} on {device}, {min(jobs, len(runs))} at a time, in {directory}", markup=False)
     if there:
         console.print(f"{there} of {len(runs)} runs are there already (--fresh trains them anew)")
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, terminate)
     options: dict[str, Any] = {"device": device, "jobs": jobs, "threads": threads, "tensorboard": tensorboard}
     try:
         with Live(console, runs) as show:

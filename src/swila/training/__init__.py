@@ -5,6 +5,7 @@ from swila.layers import collect_routing_diagnostics as collect_routing_diagnost
 from swila.training.config import TrainingConfig as TrainingConfig
 from swila.training.interrupts import Interrupts as Interrupts
 from swila.training.interrupts import interrupts_as_flag as interrupts_as_flag
+from swila.training.interrupts import terminate as terminate
 from swila.training.objective import LegalPrediction as LegalPrediction
 from swila.training.objective import Objective as Objective
 from swila.training.objective import Regression as Regression

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a step to end."""
+"""Ctrl-C and SIGTERM that wait for a step to end."""
 
 from __future__ import annotations
 
@@ -28,24 +28,32 @@ class Interrupts(threading.Event):
             self.waits = True
 
 
+def terminate(number: int, frame: Any) -> None:
+    """A handler of SIGTERM that does what Ctrl-C does, also where that is ignored: in the background of a script."""
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def interrupts_as_flag() -> Iterator[Interrupts]:
-    """The first Ctrl-C sets the flag, so that a step can end; the second one interrupts at once."""
+    """The first Ctrl-C, or SIGTERM if :func:`terminate` handles it, sets the flag, so that a step can end; the second
+    one interrupts at once."""
     flag = Interrupts()
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    usual = signal.getsignal(signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual = {number: each for number, each in handlers.items() if each in (signal.default_int_handler, terminate)}
 
     def note(number: int, frame: Any) -> None:
         first = not flag.is_set()
         flag.set()
-        if callable(usual) and not (first and flag.waits):
-            usual(number, frame)
+        if not (first and flag.waits):
+            raise KeyboardInterrupt
 
-    if usual is signal.default_int_handler:
-        signal.signal(signal.SIGINT, note)
+    for number in usual:
+        signal.signal(number, note)
     try:
         yield flag
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for number, each in usual.items():
+            signal.signal(number, each)
