@@ -9,8 +9,8 @@ import pytest
 
 from swila.layers import registry
 from swila.tables import insert, tables
-from swila.tables.experiments import regression_claims
 from swila.tables.recall import recall_claims
+from swila.tables.softmax_regression import regression_claims
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

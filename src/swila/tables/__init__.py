@@ -6,17 +6,10 @@ import json
 from pathlib import Path
 
 from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
-from swila.tables.experiments import regbench_claims, regbench_table, regression_claims, regression_table
-from swila.tables.recall import (
-    epochs_table,
-    memory_table,
-    rates_table,
-    recall_claims,
-    recall_table,
-    settings_table,
-    small_table,
-    tokens_table,
-)
+from swila.tables.cdar_memory import memory_table, tokens_table
+from swila.tables.recall import epochs_table, rates_table, recall_claims, recall_table, settings_table, small_table
+from swila.tables.regbench import regbench_claims, regbench_table
+from swila.tables.softmax_regression import regression_claims, regression_table
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 

@@ -1,4 +1,4 @@
-"""Where results were measured, in words."""
+"""Where results were measured, and how many runs they come from, in words."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ def conditions(record: dict[str, Any]) -> str:
     found = dict.fromkeys(each["commit"] for each in (where, *record.get("other_environments", [])))
     commits = ("commit " if len(found) == 1 else "commits ") + ", ".join(f"`{commit}`" for commit in found)
     return f"{machine}, torch {where['torch']}{packages}, Python {where['python']}, {commits}"
+
+
+def under_which(record: dict[str, Any]) -> str:
+    """How many runs of which length there were, which are not over, and where."""
+    runs = record["runs"].values()
+    seconds = [run["seconds"] for run in runs if "seconds" in run]
+    begun = [run["name"] for run in runs if "best" not in run and run["curve"]]
+    not_over = f" Begun, but not over: {', '.join(begun)}." if begun else ""
+    lengths = f"{min(seconds):.0f} to {max(seconds):.0f} s each"
+    return f"{len(seconds)} runs of {lengths}, several at a time.{not_over} {conditions(record)}."

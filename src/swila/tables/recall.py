@@ -1,15 +1,14 @@
-"""Tables of the recall experiments: the small one, the paper's size claim by claim, and what a memory does."""
+"""Tables of ``swila run cdar`` and ``mqar``: the small one, the paper's size, open points, and the paper's claims."""
 
 from __future__ import annotations
 
 from statistics import fmean
 from typing import Any
 
-from swila.experiments.cdar_memory import MEASURED
 from swila.experiments.recall import CACHES, MODELS, headline, mean_over_rates
-from swila.tables.conditions import conditions
-from swila.tables.experiments import CLAIM, of_seeds, under_which, verdict
+from swila.tables.conditions import conditions, under_which
 from swila.tables.markdown import markdown
+from swila.tables.wording import CLAIM, of_seeds, verdict
 
 NEAR_PERFECT = 0.95
 
@@ -134,26 +133,6 @@ def recall_claims(record: dict[str, Any], longer: dict[str, Any] | None = None) 
         f"seeds, those here, where nothing else is said, up to {epochs:.0f} epochs and some of the learning rates "
         f"{rates}, as the next tables tell.",
     )
-
-
-def memory_table(record: dict[str, Any]) -> str:
-    """Markdown for the results of ``swila inspect``."""
-    groups = len(record["by_group"])
-    rows = []
-    for what, found in ({"nothing": record} | record["without_writes"]).items():
-        rows.append((what, *(f"{value:.3f}" for value in (found["accuracy"], *found["by_group"]))))
-    return markdown(
-        "l" + "r" * (groups + 1),
-        ["not written at", "accuracy", *(f"queries of context {i + 1}" for i in range(groups))],
-        rows,
-        f"{record['run']}, {record['examples']} test sequences; contexts in the order asked. {conditions(record)}.",
-    )
-
-
-def tokens_table(record: dict[str, Any]) -> str:
-    """Markdown for the other half of them: what the layer does at each kind of token."""
-    rows = [(kind, *(f"{values[name]:.3f}" for name in MEASURED)) for kind, values in record["tokens"].items()]
-    return markdown("lrrrr", ["mean at tokens of a kind", *MEASURED.values()], rows)
 
 
 def _power(state: int) -> str:
