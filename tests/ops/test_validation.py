@@ -39,6 +39,14 @@ BAD = {
     "rank of beta": (call(beta=zeros(2, 8, 2)), "beta must be [B, T, H, J, V] with no empty dimension, got shape [2, 8, 2]"),
     "k": (call(k=zeros(2, 8, 2, 5)), "k must be [B, T, H, K] = [2, 8, 2, 4], got shape [2, 8, 2, 5]"),
     "v": (call(v=zeros(2, 8, 2, 5)), "v must be [B, T, H, V] = [2, 8, 2, 3], got shape [2, 8, 2, 5]"),
+    "rank of v": (call(v=zeros(2, 8, 3)), "v must be [B, T, H, V] with no empty dimension, got shape [2, 8, 3]"),
+    "empty batch": (call(q=zeros(0, 8, 2, 4)), "q must be [B, T, H, K] with no empty dimension, got shape [0, 8, 2, 4]"),
+    "V of beta": (call(beta=zeros(2, 8, 2, 2, 5)), "beta must be [B, T, H, J, V] = [2, 8, 2, 2, 3], got shape [2, 8, 2, 2, 5]"),
+    "J of beta": (call(beta=zeros(2, 8, 2, 5, 3)), "beta must be [B, T, H, J, V] = [2, 8, 2, 2, 3], got shape [2, 8, 2, 5, 3]"),
+    "V of v and beta": (
+        call(v=zeros(2, 8, 2, 5), beta=zeros(2, 8, 2, 2, 5)),
+        "key_logits must be [B, T, H, J, V] = [2, 8, 2, 2, 5], got shape [2, 8, 2, 2, 3]",
+    ),
     "beta": (call(beta=zeros(2, 7, 2, 2, 3)), "beta must be [B, T, H, J, V] = [2, 8, 2, 2, 3], got shape [2, 7, 2, 2, 3]"),
     "key_logits": (
         call(key_logits=zeros(2, 8, 2, 3, 3)),

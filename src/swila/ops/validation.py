@@ -55,7 +55,11 @@ def check_call(x: Inputs, options: Options) -> None:
             raise ValueError(f"{_public(name)} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.layout != torch.strided:
             raise ValueError(f"{_public(name)} must be a dense (strided) tensor, got layout {tensor.layout}")
-    for name, tensor, shape in (("q", x.q, "[B, T, H, K]"), ("beta", x.beta, "[B, T, H, J, V]")):
+    for name, tensor, shape in (
+        ("q", x.q, "[B, T, H, K]"),
+        ("v", x.v, "[B, T, H, V]"),
+        ("beta", x.beta, "[B, T, H, J, V]"),
+    ):
         rank = shape.count(",") + 1
         if tensor.ndim != rank or 0 in tensor.shape:
             raise ValueError(f"{name} must be {shape} with no empty dimension, got shape {list(tensor.shape)}")
@@ -122,7 +126,9 @@ def _check_options(options: Options) -> None:
 
 def _check_shapes(x: Inputs) -> None:
     B, T, H, K = x.q.shape
-    J, V = x.beta.shape[3:]
+    routed = [t.shape for t in (x.beta, x.key_logits, x.query_logits) if t.ndim == 5]
+    V = _most_common([x.v.shape[3], *(shape[4] for shape in routed)])
+    J = _most_common([shape[3] for shape in routed])
     N = B
     if x.cu_seqlens is not None:
         if B != 1:
@@ -155,6 +161,11 @@ def _check_shapes(x: Inputs) -> None:
                 f"{list(shapes[1])} (per output dim) or [B, T, H, J, 1, 1] = {list(shapes[2])} (per head), "
                 f"got shape {list(x.log_decay.shape)}"
             )
+
+
+def _most_common(sizes: list[int]) -> int:
+    """The size most arguments have, so that the one that differs is named; of several the first, v's or beta's."""
+    return max(sizes, key=sizes.count)
 
 
 def _check_dtypes(x: Inputs) -> None:

@@ -1,0 +1,38 @@
+"""Checks of the options a layer is made with: each error names the option, what came and what is needed."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+
+def check_flags(**flags: object) -> None:
+    """Raise ValueError unless every option is True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_counts(**counts: object) -> None:
+    """Raise ValueError unless every option is an integer of at least 1."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be at least 1, a whole number, got {value!r}")
+
+
+def check_numbers(**numbers: object) -> None:
+    """Raise ValueError unless every option is a finite number."""
+    for name, value in numbers.items():
+        if not _is_finite(value):
+            raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
+def check_weights(**weights: object) -> None:
+    """Raise ValueError unless every option is a finite number of at least 0."""
+    for name, value in weights.items():
+        if not _is_finite(value) or value < 0:  # type: ignore[operator]
+            raise ValueError(f"{name} must be 0 or more, a finite number, got {value!r}")
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
