@@ -335,6 +335,13 @@ def test_room_is_at_most_an_eighth_too_large():
         ({"prompts": 3}, "prompts must be text, token ids, or a list of them, got int"),
         ({"prompts": [[[1]]]}, r"prompts must be text, token ids \[T\] or \[B, T\]"),
         ({"prompts": [[1]], "max_new_tokens": -1}, "max_new_tokens must be 0 or more, got -1"),
+        ({"prompts": [[1]], "max_new_tokens": 2.5}, "max_new_tokens must be an integer of at least 0, got 2.5"),
+        ({"prompts": [[1]], "max_new_tokens": "3"}, "max_new_tokens must be an integer of at least 0, got '3'"),
+        ({"prompts": [[1]], "seed": 0.5}, "seed must be an integer of at least 0, got 0.5"),
+        ({"prompts": [[1]], "top_k": 2.5}, "top_k must be at least 1, or None for all tokens, got 2.5"),
+        ({"prompts": [[1]], "temperature": "hot"}, r"temperature must be 0 .* got 'hot'"),
+        ({"prompts": [[1]], "temperature": float("inf")}, r"temperature must be 0 .* got inf"),
+        ({"prompts": [[1]], "top_p": None}, "top_p must be above 0 and at most 1, got None"),
         ({"prompts": [[1]], "stop": "end"}, "stop must be token ids, got 'end'; for text, use model.generate"),
         ({"prompts": [[1]], "streamer": 3}, "streamer must have put and end, as transformers' have, or be a function"),
         ({"prompts": [[1]], "temperature": -1.0}, "temperature must be 0"),
@@ -353,11 +360,49 @@ def test_models_that_cannot_be_stepped_through():
         generate(model.model, [1])
     with pytest.raises(ValueError, match=r"got OptimizedModule; pass the model itself, and compile=True"):
         generate(torch.compile(model), [1])
+    adapted = type("PeftModel", (torch.nn.Module,), {"get_base_model": lambda self: model})()
+    for work in (generate, prefill):
+        with pytest.raises(
+            ValueError, match=r"got PeftModel; pass model.get_base_model\(\), .* model.merge_and_unload"
+        ):
+            work(adapted, [1])
     model.model.layers[1].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="model must have no forward hooks on blocks or mixers"):
         generate(model, [1])
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
         prefill(model, [1], chunk_size=0)
+    with pytest.raises(ValueError, match=r"chunk_size must be an integer of at least 1, got 1.5"):
+        prefill(model, [1], chunk_size=1.5)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 0}, {"temperature": 0.7, "top_k": 5, "seed": 1}])
+@pytest.mark.parametrize("watched", [False, True])
+def test_logits_that_are_not_finite_raise_and_name_the_step(sampling, watched):
+    model, seen = tiny("temporal-swila"), []
+    options = {"stop": (), "streamer": seen.append if watched else None, **sampling}
+    state = prefill(model, [[1, 2], [3, 4]])
+    for value in (float("nan"), float("inf")):
+        broken = copy.deepcopy(state)
+        broken.hidden[1, 0] = value
+        with pytest.raises(ValueError, match="logits must be finite, got NaN or infinity for row 1 at step 1: the"):
+            generate(model, state=broken, max_new_tokens=40, **options)
+    assert seen == []
+    free = generate(model, state=state, max_new_tokens=40, stop=(), **sampling).tokens
+    first = next(n for n, token in enumerate(free[0]) if token not in free[1] + free[0][:n] + [1, 2, 3, 4])
+    with torch.no_grad():
+        model.model.embed_tokens.weight[free[0][first]] = float("nan")
+    state = prefill(model, [[1, 2], [3, 4]])
+    with pytest.raises(ValueError, match=f"for row 0 at step {first + 2}: "):
+        generate(model, state=state, max_new_tokens=40, **options)
+    assert len(seen) == (first + 1 if watched else 0)
+
+
+def test_a_row_that_is_done_may_have_any_logits():
+    model = tiny("deltanet")
+    free = generate(model, [1, 2], max_new_tokens=3, stop=()).tokens[0]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[free[1]] = float("nan")
+    assert generate(model, [1, 2], max_new_tokens=9, stop=free[1]).tokens[0][-1] == free[1]
 
 
 def test_a_state_of_another_batch():

@@ -1,5 +1,6 @@
 """A state that was written to a file goes on bit for bit, in another process too."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -93,6 +94,71 @@ def test_states_of_others_are_refused(tmp_path):
     save_file(load_file(path), path)  # without what it says about itself
     with pytest.raises(ValueError, match="not a saved state of this version"):
         GenerationState.load(path, model)
+
+
+def test_a_state_in_memory_knows_its_model(tmp_path):
+    """Another model of the same shape is refused, wherever the state comes from; the same weights elsewhere are not."""
+    model, other = tiny("temporal-swila"), tiny("temporal-swila", seed=1)
+    state = prefill(model, [1, 2, 3])
+    after = generate(model, state=state, max_new_tokens=2, stop=(), return_state=True).state
+    for given in (state, after, state[[0, 0]], prefill(model, [4], state=state)):
+        for use in (
+            lambda s: generate(other, state=s, max_new_tokens=2),
+            lambda s: generate(other, [[5]] * len(s), state=s, max_new_tokens=2),
+            lambda s: prefill(other, [[5]] * len(s), state=s),
+            lambda s: s.save(tmp_path / "state", other),
+        ):
+            with pytest.raises(ValueError, match="state was made with other weights than the model's"):
+                use(given)
+    assert not (tmp_path / "state").exists()
+    expected = generate(model, state=state, max_new_tokens=4, stop=()).tokens
+    twin = copy.deepcopy(model)
+    del model
+    assert generate(twin, state=state, max_new_tokens=4, stop=()).tokens == expected
+    assert prefill(twin, [5], state=state).tokens == [4]
+
+
+def test_weights_that_are_written_to_are_others():
+    model = tiny("deltanet")
+    state = prefill(model, [1, 2, 3])
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    with pytest.raises(ValueError, match="other weights"):
+        generate(model, state=state, max_new_tokens=1)
+
+
+def test_forced_states_count_as_the_models_own(tmp_path):
+    model, other, path = tiny("temporal-swila"), tiny("temporal-swila", seed=1), tmp_path / "state"
+    prefill(model, [1, 2, 3]).save(path, model)
+    forced = GenerationState.load(path, other, check=False)
+    generate(other, state=forced, max_new_tokens=2)
+    forced.save(path, other)
+    GenerationState.load(path, other)
+    with pytest.raises(ValueError, match="other weights"):
+        GenerationState.load(path, model)
+
+
+def test_flipped_bits_are_refused(tmp_path):
+    """A single bit anywhere: in a tensor, or in what the file says about itself."""
+    model, path = tiny("hybrid-temporal-swila"), tmp_path / "state"
+    state = prefill(model, [[1, 2, 3], [4]])
+    state.save(path, model)
+    whole = path.read_bytes()
+    header = int.from_bytes(whole[:8], "little")
+    generator = torch.Generator().manual_seed(0)
+    inside = torch.randint(8 + header, len(whole), (12,), generator=generator, device="cpu").tolist()
+    said = [whole.index(mark) + len(mark) for mark in (b'"tokens":"[', b'"dtype":"float', b'"weights":"')]
+    for place in [*inside, 8 + header, len(whole) - 1, *said]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged: its contents do not have the checksum they were saved with"):
+            GenerationState.load(path, model)
+    path.write_bytes(whole[:-5])
+    with pytest.raises(ValueError, match="path must be a file with a saved state"):
+        GenerationState.load(path, model)
+    path.write_bytes(whole)
+    assert_same(GenerationState.load(path, model), state)
 
 
 def test_rows_can_be_taken_and_repeated():

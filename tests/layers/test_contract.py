@@ -240,6 +240,22 @@ def test_unknown_arguments_are_errors(name):
 
 
 @pytest.mark.parametrize("name", CLASSES)
+def test_options_of_the_wrong_kind_are_errors(name):
+    """By what the signature says: flags, counts and weights of every layer, those it adds later too."""
+    needed = {"temporal_noise": {"temporal": True}, "temporal_bias": {"temporal": True}}
+    for parameter in inspect.signature(CLASSES[name]).parameters.values():
+        kind = str(parameter.annotation)
+        bad = ["yes", 1] if "bool" in kind else [2.5, 0, True, "2"] if kind.startswith("int") else []
+        if parameter.name.startswith("balance") or parameter.name == "norm_eps":
+            bad = [-1, float("nan"), float("inf"), "1"]
+        if parameter.name in ("hidden_size", "layer_idx"):
+            continue
+        for value in bad:
+            with pytest.raises(ValueError, match=f"{parameter.name} must be .*got"):
+                make_mixer(name, 16, **{parameter.name: value, **needed.get(parameter.name, {})})
+
+
+@pytest.mark.parametrize("name", CLASSES)
 def test_docstring_names_every_argument(name):
     document = f"{inspect.getdoc(CLASSES[name])}\n{inspect.getdoc(CLASSES[name].__init__)}"
     for parameter in inspect.signature(CLASSES[name]).parameters:
@@ -252,6 +268,14 @@ def test_docstring_names_every_argument(name):
         (
             {"hidden_states": torch.zeros(2, 3, 5)},
             r"hidden_states must be \[B, T, hidden_size\] with hidden_size 16, got",
+        ),
+        (
+            {"hidden_states": torch.zeros(0, 3, 16)},
+            r"hidden_states must have at least one row and one token, got shape \[0,",
+        ),
+        (
+            {"hidden_states": torch.zeros(2, 0, 16)},
+            r"hidden_states must have at least one row and one token, got shape \[2,",
         ),
         ({"attention_mask": torch.ones(2, 2)}, r"attention_mask must be \[B, T\] = \[2, 3\]"),
         ({"attention_mask": torch.ones(2, 1, 3, 3)}, r"got shape \[2, 1, 3, 3\]"),
@@ -323,8 +347,75 @@ def test_layers_without_an_index_cannot_share_a_cache():
     for mine in (cache, cache.map(torch.clone), copied):
         with pytest.raises(ValueError, match="layer_idx must be given, a different one to each layer"):
             second(x, past_key_values=mine)
+
+
+def test_an_entry_of_a_cache_belongs_to_one_layer():
+    x, first, second = tokens(1, 3), build("swila", layer_idx=0).eval(), build("swila", layer_idx=0).eval()
+    second.load_state_dict(first.state_dict())
+    _, _, cache = first(x, use_cache=True)
+    for mine in (cache, cache.map(torch.clone), cache.batch_select(torch.tensor([0]))):
+        with pytest.raises(ValueError, match=r"layer_idx must be different for each layer .* got 0 for a second layer"):
+            second(x, past_key_values=mine)
     with pytest.raises(ValueError, match="layer_idx must be given"):
-        first(x, past_key_values=[])
+        build("swila")(x, past_key_values=cache)
+    expected = first(x, past_key_values=cache.map(torch.clone))[0]
+    for handed in (cache.released(), pickle.loads(pickle.dumps(cache.map(lambda t: t.detach())))):
+        assert_close(second(x, past_key_values=handed)[0], expected)
+        with pytest.raises(ValueError, match="layer_idx must be different"):
+            first(x, past_key_values=handed)  # now it is the second layer's
+    assert_close(first(x, past_key_values=cache)[0], expected)  # and this one still the first's
+    del first
+    with pytest.raises(ValueError, match="layer_idx must be different"):
+        second(x, past_key_values=cache)
+
+
+def test_two_layers_with_one_index_in_an_empty_cache():
+    x, cache = tokens(1, 3), Cache()
+    build("deltanet", layer_idx=2)(x, past_key_values=cache)
+    with pytest.raises(ValueError, match="layer_idx must be different for each layer that shares a cache, got 2"):
+        build("deltanet", layer_idx=2)(x, past_key_values=cache)
+
+
+@pytest.mark.parametrize("writer", MIXERS)
+def test_states_of_other_layers_are_refused(writer, layer):
+    """Whatever two layers differ in, the one does not take the other's state for its own, nor die of it."""
+    _, _, cache = build(writer, layer_idx=0)(tokens(2, 5), use_cache=True)
+    layer.layer_idx, form = 0, build(writer).state_form()
+    if form == layer.state_form():
+        layer(tokens(2, 1), past_key_values=cache.released())
+        return
+    with pytest.raises(
+        ValueError, match=r"past_key_values holds the state of another layer in entry 0: .* needs .* got"
+    ):
+        layer(tokens(2, 1), past_key_values=cache.released())
+
+
+@pytest.mark.parametrize("layer_idx", [None, 0])
+def test_what_is_no_cache_is_refused(layer_idx):
+    transformers = pytest.importorskip("transformers")
+    layer = build("swila", layer_idx=layer_idx)
+    for other in ((), [], ((torch.zeros(1), torch.zeros(1)),), {}, transformers.DynamicCache()):
+        with pytest.raises(
+            ValueError, match=rf"past_key_values must be a swila.layers.Cache .* got {type(other).__name__}"
+        ):
+            layer(tokens(1, 3), past_key_values=other)
+
+
+def test_a_mask_has_the_length_of_the_tokens_or_of_the_text():
+    layer, x = build("attention").eval(), tokens(2, 5)
+    with pytest.raises(
+        ValueError, match=r"attention_mask must be \[B, T\] = \[2, 5\] with 0 for padding, got shape \[2, 7\]"
+    ):
+        layer(x, attention_mask=torch.ones(2, 7))
+    _, _, cache = layer(x[:, :3], use_cache=True)
+    for columns in (1, 3, 4, 6, 9):
+        with pytest.raises(ValueError, match=r"= \[2, 2\], or \[2, 5\] for the text so far, .* got shape \[2, \d\]"):
+            layer(x[:, 3:], attention_mask=torch.ones(2, columns), past_key_values=cache)
+    whole = layer(x)[0][:, 3:]
+    for columns in (2, 5):
+        assert_close(
+            layer(x[:, 3:], attention_mask=torch.ones(2, columns), past_key_values=cache.map(torch.clone))[0], whole
+        )
 
 
 def test_cache_in_the_way_of_flash_linear_attention():

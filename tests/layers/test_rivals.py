@@ -168,6 +168,7 @@ def test_fla_is_refused_in_words_where_it_cannot_run(name):
         ("attention", {"num_heads": 3}, "num_heads must divide hidden_size = 16, got 3"),
         ("attention", {"num_kv_heads": 3}, "num_kv_heads must divide num_heads = 8, got 3"),
         ("attention", {"num_heads": 16}, "head_dim must be even for rotary positions, got 1"),
+        ("attention", {"rope_theta": 0.0}, "rope_theta must be above 0, or None for no positions, got 0.0"),
         ("fox", {"backend": "cuda"}, "backend must be 'torch' or 'fla', got 'cuda'"),
         ("deltanet", {"layer_idx": -1}, "layer_idx must be the layer's place in the model"),
     ],

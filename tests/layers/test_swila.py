@@ -163,6 +163,10 @@ def test_load_balancing_loss_is_handed_out_once(x):
         ({"decay_projection": "low-rank:2"}, "decay_projection has no effect without a gate"),
         ({"expand_k": 0.3}, "expand_k must make hidden_size \\* expand_k a multiple of num_heads, got 16 \\* 0.3"),
         ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"balance_marginal": -1}, "balance_marginal must be a finite number of at least 0, got -1"),
+        ({"balance_conditional": -0.5}, "balance_conditional must be a finite number of at least 0, got -0.5"),
+        ({"temporal": "yes"}, "temporal must be True or False, got 'yes'"),
+        ({"temporal": True, "temporal_bias": float("nan")}, "temporal_bias must be a finite number, got nan"),
     ],
 )
 def test_bad_options(options, message):

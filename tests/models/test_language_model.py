@@ -261,6 +261,15 @@ def test_initial_weights():
             r"position_ids must be \[B, T\] = \[1, 4\]",
         ),
         ({"input_ids": tokens(2, 4), "cu_seqlens": torch.tensor([0, 4])}, "batch size 1 with cu_seqlens"),
+        (
+            {"input_ids": torch.zeros(0, 4).long()},
+            r"input_ids must have at least one row and one token, got shape \[0, 4\]",
+        ),
+        ({"inputs_embeds": torch.zeros(2, 0, 128)}, r"inputs_embeds must have at least one row and one token, got"),
+        (
+            {"input_ids": tokens(2, 4), "attention_mask": torch.ones(2, 6)},
+            r"attention_mask must be \[B, T\] = \[2, 4\] with",
+        ),
     ],
 )
 def test_mistakes_in_a_call(given, message, monkeypatch):
@@ -268,6 +277,16 @@ def test_mistakes_in_a_call(given, message, monkeypatch):
     monkeypatch.setattr(validation, "_value_checks", "always")
     with pytest.raises(ValueError, match=message):
         tiny("swila")(**here)
+
+
+@torch.no_grad()
+def test_a_mask_of_the_wrong_length_with_a_cache():
+    model, ids = tiny("hybrid-temporal-swila"), tokens(2, 6)
+    cache = model(ids[:, :4], use_cache=True).past_key_values
+    for columns in (1, 3, 5, 7):
+        with pytest.raises(ValueError, match=r"= \[2, 2\], or \[2, 6\] for the text so far, .* got shape"):
+            model(ids[:, 4:], attention_mask=torch.ones(2, columns), past_key_values=cache)
+    model(ids[:, 4:], attention_mask=torch.ones(2, 6), past_key_values=cache)
 
 
 def test_slips_among_keywords_are_errors():

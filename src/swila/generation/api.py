@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, Layout, rounded_up
-from swila.generation.guard import check_model, evaluating
+from swila.generation.guard import as_count, check_model, evaluating
 from swila.generation.prompts import Prompts, as_tokens, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
@@ -70,8 +70,8 @@ def generate(
         top_p: draw among the likeliest that together have this probability.
         seed: of the draws, which also depend on how many rows there are; None takes one from torch's own generator.
         stop: token ids that end a text; by default the model's ``eos_token_id``, ``()`` for none.
-        state: to go on from: what :func:`swila.prefill` or an earlier call returned, or was read from a file. It is
-            left as it is; one of a single row serves many prompts.
+        state: to go on from: what :func:`swila.prefill` or an earlier call of this model returned, or was read from a
+            file; a state of other weights is refused. It is left as it is; one of a single row serves many prompts.
         return_state: whether to return the state after the last token.
         streamer: gets the tokens ``[B]`` of every step as they come: one of transformers' (``TextStreamer`` and its
             like), or a function.
@@ -80,8 +80,8 @@ def generate(
     """
     check_model(model)
     sampling = Sampling(temperature, top_k, top_p)
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be 0 or more, got {max_new_tokens}")
+    max_new_tokens = as_count("max_new_tokens", max_new_tokens, 0)
+    seed = None if seed is None else as_count("seed", seed, 0)
     put = streamer if streamer is None or not hasattr(streamer, "put") else streamer.put
     if put is not None and not callable(put):
         raise ValueError(f"streamer must have put and end, as transformers' have, or be a function, got {streamer!r}")
@@ -96,7 +96,8 @@ def generate(
             state = prefill(model, rows, None, state, progress=progress)
         elif state is None:
             raise ValueError("prompts or state must be given: there is nothing to go on from")
-        state.check_fits(model)
+        else:
+            state.check_fits(model)
         ends = stop_tokens(model, stop)
         if max_new_tokens == 0:
             nothing: list[list[int]] = [[] for _ in state.tokens]

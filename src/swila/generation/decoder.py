@@ -61,6 +61,7 @@ class Decoder:
         self.tokens = torch.full((layout.room, layout.rows), layout.pad, device=self.device)
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
         self.done = torch.zeros(layout.rows, dtype=torch.bool, device=self.device)
+        self.broken = torch.zeros(layout.rows, dtype=torch.long, device=self.device)  # first step without finite logits
         self.stop = torch.tensor(layout.stop, dtype=torch.long, device=self.device)
         self.generator = torch.Generator(self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -90,19 +91,23 @@ class Decoder:
         self.tokens.fill_(self.layout.pad)
         self.at.zero_()
         self.done.zero_()
+        self.broken.zero_()
         self.generator.manual_seed(seed)
-        self.longest = max(state.tokens)
+        self.longest, self.state_weights = max(state.tokens), state.weights
 
     def state(self, tokens: list[int]) -> GenerationState:
         """A copy of where the rows are now, having read ``tokens`` each."""
         cache = Cache()
         for i, (layer, state) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
             cache.update(**layer.mixer.cached_state(state), layer_idx=i, offset=max(tokens))
-        return GenerationState(cache, self.hidden.clone(), self.model.config.layer_mixers, tokens)
+        return GenerationState(cache, self.hidden.clone(), self.model.config.layer_mixers, tokens, self.state_weights)
 
     @torch.no_grad()
     def run(self, steps: int, watch: Callable[[Tensor], None] | None = None) -> None:
         """Generate up to ``steps`` tokens, fewer if every row is done.
+
+        Raises ValueError, naming the step, if the logits of a row are NaN or infinite. The host finds that in the same
+        copies as the tokens.
 
         Args:
             steps: tokens.
@@ -117,7 +122,7 @@ class Decoder:
             self._step(self.longest + n)
             if (n + 1) % stride == 0 or n + 1 == steps:
                 look = looks[n // stride % 2]
-                look.take(self.tokens[n // stride * stride : n + 1], self.done)
+                look.take(self.tokens[n // stride * stride : n + 1], self.done, self.broken)
                 pending.append(look)
             if len(pending) > on_gpu:  # a GPU is kept busy while the host looks
                 everyone_done = pending.popleft().show(watch)
@@ -139,6 +144,8 @@ class Decoder:
     def _decode(self, bound: int) -> None:
         logits = self.model.lm_head(self.hidden).float()
         alive = ~self.done
+        broken = ~logits.amax(-1).isfinite() & alive & (self.broken == 0)
+        self.broken += broken * (self.at + 1)
         token = self.layout.sampling.draw(logits, self.generator).where(alive, self.layout.pad)
         self.tokens.index_copy_(0, self.at, token.unsqueeze(0))
         hidden = self.model.model.step(token.where(alive, 0), self._states_up_to(bound), alive, self.layout.compiled)
@@ -192,12 +199,14 @@ class Look:
         self.event = torch.cuda.Event() if pinned else None
         self.tokens = torch.zeros(steps, rows, dtype=torch.long, device="cpu", pin_memory=pinned)
         self.done = torch.zeros(rows, dtype=torch.bool, device="cpu", pin_memory=pinned)
+        self.broken = torch.zeros(rows, dtype=torch.long, device="cpu", pin_memory=pinned)
 
-    def take(self, tokens: Tensor, done: Tensor) -> None:
-        """Ask for a copy of the tokens ``[steps, rows]``, and of who is done."""
+    def take(self, tokens: Tensor, done: Tensor, broken: Tensor) -> None:
+        """Ask for a copy of the tokens ``[steps, rows]``, of who is done, and of who has no finite logits."""
         self.steps = len(tokens)
         self.tokens[: self.steps].copy_(tokens, non_blocking=True)
         self.done.copy_(done, non_blocking=True)
+        self.broken.copy_(broken, non_blocking=True)
         if self.event is not None:
             self.event.record()
 
@@ -205,6 +214,12 @@ class Look:
         """Wait for the copy, show the tokens of each step to who watches, and say whether every row is done."""
         if self.event is not None:
             self.event.synchronize()
+        if bool(self.broken.any()):
+            row = int(self.broken.nonzero()[0])
+            raise ValueError(
+                f"logits must be finite, got NaN or infinity for row {row} at step {int(self.broken[row])}: the "
+                "weights or the state hold such values, or the model overflows in its dtype"
+            )
         if watch is not None:
             for tokens in self.tokens[: self.steps]:
                 watch(tokens.clone())

@@ -1,7 +1,8 @@
-"""The model while it is worked with: the right kind, in eval mode, and on a GPU nobody else's."""
+"""What generation works with: a model of the right kind, in eval mode and on a GPU nobody else's; and whole numbers."""
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -32,5 +33,20 @@ def check_model(model: Any) -> None:
     from swila.models import SwiLAForCausalLM
 
     if not isinstance(model, SwiLAForCausalLM):
-        compiled = "; pass the model itself, and compile=True" if hasattr(model, "_orig_mod") else ""
-        raise ValueError(f"model must be a SwiLAForCausalLM, got {type(model).__name__}{compiled}")
+        advice = ""
+        if hasattr(model, "_orig_mod"):
+            advice = "; pass the model itself, and compile=True"
+        elif hasattr(model, "get_base_model"):  # PEFT's
+            advice = "; pass model.get_base_model(), which has the adapters in it, or model.merge_and_unload()"
+        raise ValueError(f"model must be a SwiLAForCausalLM, got {type(model).__name__}{advice}")
+
+
+def as_count(name: str, value: Any, least: int) -> int:
+    """Return an argument as an integer; ValueError if it is none, or below ``least``."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}") from None
+    if count < least:
+        raise ValueError(f"{name} must be {'0 or more' if least == 0 else f'at least {least}'}, got {count}")
+    return count

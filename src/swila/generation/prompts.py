@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swila.generation.guard import check_model, evaluating
+from swila.generation.fingerprint import weights_fingerprint
+from swila.generation.guard import as_count, check_model, evaluating
 from swila.generation.state import GenerationState
 from swila.layers import Cache
 
@@ -74,8 +75,8 @@ def prefill(
         model: a :class:`swila.SwiLAForCausalLM`.
         prompts: text, token ids, or a list of them; of any lengths.
         tokenizer: for text.
-        state: to go on from; it is left as it is. A state of one row is read on by every prompt. Text that goes on from
-            a state gets no token for the beginning of a text.
+        state: to go on from, made with the same weights; it is left as it is. A state of one row is read on by every
+            prompt. Text that goes on from a state gets no token for the beginning of a text.
         chunk_size: tokens of each row at a time; by default 16,384, or 4,096 for models with attention.
         progress: called with the tokens of the longest prompt that are read, and all of them.
     """
@@ -83,10 +84,7 @@ def prefill(
     rows = as_tokens(prompts, tokenizer, state is not None)
     if state is not None:
         state.check_fits(model)
-    if chunk_size is None:
-        chunk_size = AT_ONCE[model.model.attends]
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    chunk_size = AT_ONCE[model.model.attends] if chunk_size is None else as_count("chunk_size", chunk_size, 1)
     if state is not None and len(state) != len(rows):
         if len(state) != 1:
             raise ValueError(f"state must have one row, or one for each of {len(rows)} prompts, got {len(state)}")
@@ -96,7 +94,8 @@ def prefill(
     if wrong := [token for row in rows for token in row if not 0 <= token < model.config.vocab_size]:
         raise ValueError(f"prompts must hold ids below vocab_size = {model.config.vocab_size}, got {wrong[0]}")
     lengths, longest, device = [len(row) for row in rows], max(map(len, rows)), model.device
-    cache = Cache() if state is None else state.cache.map(lambda t: t)
+    cache = Cache() if state is None else state.cache.released()
+    weights = weights_fingerprint(model) if state is None else state.weights
     hidden = None if state is None else state.hidden
     padded = torch.zeros(len(rows), longest, dtype=torch.long, device="cpu")
     for i, row in enumerate(rows):
@@ -114,6 +113,5 @@ def prefill(
                 progress(min(start + chunk_size, longest), longest)
     assert hidden is not None
     before = [0] * len(rows) if state is None else state.tokens
-    return GenerationState(
-        cache, hidden, model.config.layer_mixers, [a + b for a, b in zip(before, lengths, strict=True)]
-    )
+    read = [a + b for a, b in zip(before, lengths, strict=True)]
+    return GenerationState(cache, hidden, model.config.layer_mixers, read, weights)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -23,12 +25,12 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be 0 (the likeliest token) or more, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, or None for all tokens, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 (the likeliest token) or more, got {self.temperature!r}")
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+            raise ValueError(f"top_k must be at least 1, or None for all tokens, got {self.top_k!r}")
+        if not isinstance(self.top_p, Real) or not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """Tokens ``[B]`` from float32 logits ``[B, vocabulary]``; nothing here waits for the device."""

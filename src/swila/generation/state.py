@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from swila._version import __version__
+from swila.generation.fingerprint import weights_fingerprint
 from swila.layers import Cache
 from swila.ops import SwitchingState
 
-FORMAT = "swila-state-1"
+FORMAT = "swila-state-2"
 
 
 @dataclass(repr=False)
@@ -27,12 +29,14 @@ class GenerationState:
         hidden: the last hidden states ``[B, hidden_size]``, from which the next tokens follow.
         layers: the mixers of the model it belongs to.
         tokens: how many tokens of each row have been read.
+        weights: fingerprint of the weights it was made with; other weights would read it as noise.
     """
 
     cache: Cache
     hidden: Tensor
     layers: list[str]
     tokens: list[int]
+    weights: str
 
     def __repr__(self) -> str:
         return f"GenerationState({len(self)} rows, tokens={self.tokens}, {self.num_bytes() / 1e6:.2f} MB)"
@@ -46,9 +50,18 @@ class GenerationState:
         places = [range(len(self))[i] for i in indices]
         index = torch.tensor(places, device=self.hidden.device)
         cache, hidden = self.cache.batch_select(index), self.hidden[index]
-        return GenerationState(cache, hidden, self.layers, [self.tokens[i] for i in places])
+        return GenerationState(cache, hidden, self.layers, [self.tokens[i] for i in places], self.weights)
 
     def check_fits(self, model: Any, name: str = "state") -> None:
+        """Raise ValueError unless this is a state of the model: of the same layers, widths and weights."""
+        self.check_architecture(model, name)
+        if self.weights != weights_fingerprint(model):
+            raise ValueError(
+                f"{name} was made with other weights than the model's, which would read it as noise; take the model it "
+                "was made with, or read the text again"
+            )
+
+    def check_architecture(self, model: Any, name: str = "state") -> None:
         """Raise ValueError unless the model has the layers this is a state of."""
         mine, its = self.layers, model.config.layer_mixers
         if mine != its:
@@ -69,23 +82,31 @@ class GenerationState:
         return sum(t.numel() * t.element_size() for t in _flatten(self).values())
 
     def save(self, path: str | Path, model: Any) -> None:
-        """Write the state to a safetensors file, with what is needed to recognise the model it belongs to."""
+        """Write the state to a safetensors file, with a checksum and what is needed to recognise its model.
+
+        Args:
+            path: of the file.
+            model: the model it was made with.
+        """
         from safetensors.torch import save_file
 
+        path = Path(path)
+        if path.is_dir():
+            raise ValueError(f"path must be that of a file, got the directory {str(path)!r}")
+        self.check_fits(model)
         metadata = {
             "format": FORMAT,
             "swila": __version__,
             "tokens": json.dumps(self.tokens),
             "layers": json.dumps(self.layers),
             "dtype": str(model.dtype).removeprefix("torch."),
-            "weights": weights_fingerprint(model),
+            "weights": self.weights,
         }
-        path = Path(path)
-        if path.is_dir():
-            raise ValueError(f"path must be that of a file, got the directory {str(path)!r}")
+        tensors = {name: t.contiguous().cpu() for name, t in _flatten(self).items()}
+        metadata["checksum"] = _checksum(tensors, metadata)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")  # a file under its name is a whole one
-        save_file({name: t.contiguous() for name, t in _flatten(self).items()}, part, metadata)
+        save_file(tensors, part, metadata)
         part.replace(path)
 
     @classmethod
@@ -95,45 +116,55 @@ class GenerationState:
         Args:
             path: of a file that :meth:`save` wrote, here or on another machine.
             model: the model it was made with.
-            check: False to take it although the weights are not those it was made with.
+            check: False to take it although the weights are not those it was made with; from then on it counts as a
+                state of this model.
         """
-        from safetensors import SafetensorError, safe_open
-
-        if not Path(path).is_file():
-            raise ValueError(f"path must be a file with a saved state, got {str(path)!r}, which is none")
-        try:
-            with safe_open(str(path), "pt", device=str(model.device)) as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except SafetensorError as error:
-            raise ValueError(f"path must be a file with a saved state, got {str(path)!r}: {error}") from None
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a saved state of this version: format must be {FORMAT!r}, "
-                             f"got {metadata.get('format')!r}")  # fmt: skip
-        state = _unflatten(tensors, json.loads(metadata["layers"]), json.loads(metadata["tokens"]))
-        state.check_fits(model, str(path))
+        tensors, metadata = _read(path)
+        state = _unflatten(tensors, json.loads(metadata["layers"]), json.loads(metadata["tokens"]), metadata["weights"])
+        state.check_architecture(model, str(path))
         mine, its = metadata["dtype"], str(model.dtype).removeprefix("torch.")
+        fingerprint = weights_fingerprint(model)
         if check and mine != its:
             raise ValueError(f"{path} was made in {mine}, and the model is in {its}: load that in {mine}")
-        if check and metadata["weights"] != weights_fingerprint(model):
+        if check and state.weights != fingerprint:
             raise ValueError(
                 f"{path} was made with other weights than the model's, which would read it as noise; load the model it "
                 "was made with, or pass check=False"
             )
-        if mine == its:
-            return state
         for name, t in tensors.items():  # what is in the dtype of the weights; the recurrence has its own
-            if "recurrent_state" not in name and t.dtype == state.hidden.dtype:
-                tensors[name] = t.to(model.dtype)
-        return _unflatten(tensors, state.layers, state.tokens)
+            of_weights = mine != its and "recurrent_state" not in name and t.dtype == state.hidden.dtype
+            tensors[name] = t.to(model.device, model.dtype if of_weights else t.dtype)
+        return _unflatten(tensors, state.layers, state.tokens, fingerprint)
 
 
-def weights_fingerprint(model: Any) -> str:
-    """A hash of the first and last values of every parameter, and of the dtypes."""
-    ends = [torch.cat([p.detach().flatten()[:8], p.detach().flatten()[-8:]]).double() for p in model.parameters()]
-    names = json.dumps([(name, str(p.dtype), list(p.shape)) for name, p in model.named_parameters()])
-    digest = hashlib.sha256(names.encode())
-    digest.update(torch.cat(ends).cpu().numpy().tobytes())
+def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors, on the CPU, and metadata of a whole file of this version."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise ValueError(f"path must be a file with a saved state, got {str(path)!r}, which is none")
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except SafetensorError as error:
+        raise ValueError(f"path must be a file with a saved state, got {str(path)!r}: {error}") from None
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a saved state of this version: format must be {FORMAT!r}, "
+                         f"got {metadata.get('format')!r}")  # fmt: skip
+    checksum = metadata.pop("checksum", None)
+    if checksum != _checksum(tensors, metadata):
+        raise ValueError(f"{path} is damaged: its contents do not have the checksum they were saved with")
+    return tensors, metadata
+
+
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 of the metadata, and of names, dtypes, shapes and bytes of all tensors."""
+    digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name in sorted(tensors):
+        t = tensors[name]
+        digest.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -170,7 +201,7 @@ def _tuple(entries: dict[str, Tensor]) -> SwitchingState | tuple[Tensor, ...]:
     return tuple(entries[str(n)] for n in range(len(entries)))
 
 
-def _unflatten(tensors: dict[str, Tensor], layers: list[str], tokens: list[int]) -> GenerationState:
+def _unflatten(tensors: dict[str, Tensor], layers: list[str], tokens: list[int], weights: str) -> GenerationState:
     parts: dict[int, dict[str, dict[str, Tensor]]] = {}
     for name, t in tensors.items():
         if name.startswith("layers."):
@@ -179,4 +210,4 @@ def _unflatten(tensors: dict[str, Tensor], layers: list[str], tokens: list[int])
     cache = Cache()
     for i in sorted(parts):
         cache.update(**{part: _tuple(entries) for part, entries in parts[i].items()}, layer_idx=i, offset=max(tokens))
-    return GenerationState(cache, tensors["hidden"], layers, tokens)
+    return GenerationState(cache, tensors["hidden"], layers, tokens, weights)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers import fla
-from swila.layers.cache import LayerState
+from swila.layers.cache import LayerState, Shape
 from swila.layers.mixer import SequenceMixer
 from swila.layers.mode import Mode
 from swila.layers.norms import rms_norm
+from swila.layers.options import check_counts, check_flags, check_weights
 from swila.layers.packing import Sequences, sequences
 from swila.layers.short_conv import ShortConvolution, convolve, convolves
 
@@ -69,9 +70,23 @@ class Attention(SequenceMixer):
     ) -> None:
         super().__init__(hidden_size, layer_idx)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads < 1 or (head_dim is None and hidden_size % num_heads):
+        check_counts(num_heads=num_heads, num_kv_heads=num_kv_heads, conv_size=conv_size)
+        check_flags(
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            qk_norm=qk_norm,
+            use_output_gate=use_output_gate,
+            use_short_conv=use_short_conv,
+            conv_bias=conv_bias,
+        )
+        check_weights(norm_eps=norm_eps)
+        if head_dim is not None:
+            check_counts(head_dim=head_dim)
+        if rope_theta is not None and not rope_theta > 0:
+            raise ValueError(f"rope_theta must be above 0, or None for no positions, got {rope_theta!r}")
+        if head_dim is None and hidden_size % num_heads:
             raise ValueError(f"num_heads must divide hidden_size = {hidden_size}, got {num_heads}")
-        if num_kv_heads < 1 or num_heads % num_kv_heads:
+        if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}, got {num_kv_heads}")
         D = hidden_size // num_heads if head_dim is None else head_dim
         if rope_theta is not None and D % 2:
@@ -126,6 +141,10 @@ class Attention(SequenceMixer):
 
     def extras(self, x: Tensor) -> tuple[Tensor, ...]:
         """What else is kept of every token beside key and value, each ``[B, T, ...]``."""
+        return ()
+
+    def extra_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of :meth:`extras` for one token."""
         return ()
 
     def bias(self, kept: tuple[Tensor, ...], queries: int) -> Tensor | None:
@@ -232,6 +251,17 @@ class Attention(SequenceMixer):
         convolutions = super().cached_state({"conv_state": state.get("conv_state")})
         return {**convolutions, "attn_state": (*kept, valid)}
 
+    def state_form(self) -> dict[str, tuple[Shape, ...] | None]:
+        """See :meth:`SequenceMixer.state_form`: keys, values and extras of T tokens, and where there is one."""
+        token = (-1, self.num_kv_heads, self.head_dim)
+        convolved: tuple[Shape, ...] | None = None
+        if self.convolves == "input":
+            convolved = (self.input_conv1d.state_shape(),)
+        elif self.convolves == "qkv":
+            convolved = tuple(module.state_shape() for module in (self.q_conv1d, self.k_conv1d, self.v_conv1d))
+        kept = (token, token, *((-1, *shape) for shape in self.extra_shapes()), (-1,))
+        return {"recurrent_state": None, "attn_state": kept, "conv_state": convolved}
+
     def state_size(self, length: int = 1) -> int:
         """Keys and values of ``length`` tokens."""
         return 2 * self.num_kv_heads * self.head_dim * length
@@ -301,6 +331,10 @@ class ForgettingAttention(Attention):
         """``log f [B, T, H]``, in float32 at least."""
         logits = self.f_proj(x)
         return (F.logsigmoid(logits if logits.dtype == torch.float64 else logits.float()),)
+
+    def extra_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """One number per head."""
+        return ((self.num_heads,),)
 
     def bias(self, kept: tuple[Tensor, ...], queries: int) -> Tensor:
         """``Σ_{s<i<=t} log f_i`` for the last ``queries`` tokens t and all s, zeros for s > t."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+
+Shape = tuple[int, ...] | None
+SHARED = "layer_idx must be given, a different one to each layer, for layers that share a cache"
 
 
 class LayerState(TypedDict, total=False):
@@ -22,7 +26,8 @@ class Cache:
     """States of the layers of a model, by ``layer_idx``.
 
     The protocol (``cache[i]`` is a dict, ``update(..., layer_idx=, offset=)``) is that of flash-linear-attention, so
-    the recurrent layers work with its cache as well. An update replaces what the layer carried before.
+    the recurrent layers work with its cache as well. An update replaces what the layer carried before. An entry belongs
+    to the layer that wrote it: another layer with the same index is refused.
     """
 
     is_compileable = False  # transformers asks
@@ -30,16 +35,37 @@ class Cache:
     def __init__(self) -> None:
         self._states: dict[int, LayerState] = {}
         self._tokens: dict[int, int] = {}
-        self._owner: weakref.ref[Any] | None = None
+        self._owners: dict[int, weakref.ref[Any]] = {}  # none where a cache was copied or read from a file
 
-    def belongs_to(self, layer: Any) -> bool:
-        """Whether a layer that was given no index may use this cache: it is new, or was always this layer's alone."""
-        if self._owner is None and not self._states:
-            self._owner = weakref.ref(layer)
-        return self._owner is not None and self._owner() is layer
+    def claim(self, layer: Any, layer_idx: int | None) -> int:
+        """Return the entry of a layer, which from then on is its own; ValueError if it is another layer's.
+
+        A layer without an index has entry 0 of a cache that no other layer uses.
+        """
+        index = 0 if layer_idx is None else layer_idx
+        owner = self._owners.get(index)
+        if owner is None and layer_idx is None and self._states:
+            raise ValueError(SHARED)
+        if owner is not None and owner() is not layer:
+            if layer_idx is None:
+                raise ValueError(SHARED)
+            raise ValueError(
+                f"layer_idx must be different for each layer that shares a cache, got {layer_idx} for a second layer: "
+                f"entry {layer_idx} of past_key_values was written by another one (pass past_key_values.released() to "
+                "hand it over on purpose)"
+            )
+        if owner is None:
+            self._owners[index] = weakref.ref(layer)
+        return index
+
+    def released(self) -> Cache:
+        """Return a cache with the same tensors that no layer owns yet, to continue with other layer objects."""
+        new = self.map(lambda t: t)
+        new._owners = {}
+        return new
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_owner": None}
+        return {**self.__dict__, "_owners": {}}
 
     def __len__(self) -> int:
         return max(self._states, default=-1) + 1
@@ -79,7 +105,7 @@ class Cache:
     def map(self, function: Callable[[Tensor], Tensor]) -> Cache:
         """A new cache with the function applied to every tensor, for example ``lambda t: t.detach()``."""
         new = Cache()
-        new._tokens, new._owner = dict(self._tokens), self._owner
+        new._tokens, new._owners = dict(self._tokens), dict(self._owners)
         new._states = {i: map_tensors(function, state) for i, state in self._states.items()}
         return new
 
@@ -109,15 +135,58 @@ def map_tensors(function: Callable[..., Tensor], *trees: Any) -> Any:
     return first
 
 
+def check_cache(past_key_values: Any) -> None:
+    """Raise ValueError unless layers can use this cache: ours, or one with flash-linear-attention's methods."""
+    if isinstance(past_key_values, Cache):
+        return
+    update = getattr(past_key_values, "update", None)
+    try:
+        accepted = inspect.signature(update).parameters if callable(update) else {}
+    except (TypeError, ValueError):
+        accepted = {}
+    if "recurrent_state" not in accepted or not hasattr(past_key_values, "__getitem__"):
+        raise ValueError(
+            f"past_key_values must be a swila.layers.Cache (or flash-linear-attention's), got "
+            f"{type(past_key_values).__name__}; leave it out and pass use_cache=True to begin with an empty one"
+        )
+
+
 def layer_state(past_key_values: Any, layer_idx: int) -> LayerState | None:
     """What a cache (ours or flash-linear-attention's) holds of a layer, or None."""
-    if past_key_values is None:
-        return None
     known = layer_idx in past_key_values if isinstance(past_key_values, Cache) else layer_idx < len(past_key_values)
     if not known:
         return None
     state = past_key_values[layer_idx]
     return state if state and any(part is not None for part in state.values()) else None
+
+
+def check_form(
+    state: LayerState, form: Mapping[str, tuple[Shape, ...] | None] | None, layer: str, layer_idx: int
+) -> None:
+    """Raise ValueError unless a state has the parts and shapes of a layer; see ``SequenceMixer.state_form``."""
+    for part, needed in (form or {}).items():
+        given: Any = state.get(part)
+        entries = given if isinstance(given, tuple | list) else (given,)
+        found = None if given is None else tuple(None if t is None else tuple(t.shape[1:]) for t in entries)
+        if not _same_form(found, needed):
+            raise ValueError(
+                f"past_key_values holds the state of another layer in entry {layer_idx}: {layer} needs {part} "
+                f"{_describe(needed)}, got {_describe(found)}"
+            )
+
+
+def _same_form(found: Any, needed: Any) -> bool:
+    """Whether nested tuples of sizes are the same, with -1 for any size."""
+    if isinstance(found, tuple) and isinstance(needed, tuple):
+        return len(found) == len(needed) and all(map(_same_form, found, needed))
+    return found == needed or (needed == -1 and isinstance(found, int))
+
+
+def _describe(shapes: tuple[Shape, ...] | None) -> str:
+    if shapes is None:
+        return "absent"
+    rows = ["None" if s is None else f"[rows, {', '.join('T' if n == -1 else str(n) for n in s)}]" for s in shapes]
+    return f"of shapes {', '.join(rows)}"
 
 
 def batch_rows(state: LayerState) -> int:

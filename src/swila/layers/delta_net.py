@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
 from swila.layers.mode import Mode
+from swila.layers.options import check_flags
 from swila.layers.recurrent import RecurrentMixer, head_dims
 
 
@@ -56,6 +57,8 @@ class DeltaRuleMixer(RecurrentMixer):
             backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
         """
         K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
+        if use_output_gate is not None:
+            check_flags(use_output_gate=use_output_gate)
         by_key = self.decays == "key"
         gated = self.gates_output if use_output_gate is None else use_output_gate
         super().__init__(

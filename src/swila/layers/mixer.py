@@ -7,7 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swila.layers.cache import Cache, LayerState, batch_rows, layer_state, map_tensors, merge_rows, select_rows
+from swila.layers.cache import (
+    SHARED,
+    Cache,
+    LayerState,
+    Shape,
+    batch_rows,
+    check_cache,
+    check_form,
+    layer_state,
+    map_tensors,
+    merge_rows,
+    select_rows,
+)
 from swila.layers.last_call import LastCall
 from swila.layers.mode import Mode, rows_like
 from swila.layers.packing import check_packing, pack
@@ -41,7 +53,8 @@ class SequenceMixer(nn.Module):
 
         Args:
             hidden_states: ``[B, T, hidden_size]``.
-            attention_mask: 1 for a token and 0 for padding, ``[B, T]``; or longer, then its last T columns count.
+            attention_mask: 1 for a token and 0 for padding, ``[B, T]``; with a cache also that of the whole text so
+                far, ``[B, tokens before + T]``, of which the last T columns count.
             past_key_values: the :class:`~swila.layers.Cache` of the tokens before these; it is read and updated.
             use_cache: whether to make a cache if none is given.
             output_attentions: must be False; it is here because callers pass it.
@@ -55,19 +68,23 @@ class SequenceMixer(nn.Module):
                 f"hidden_states must be [B, T, hidden_size] with hidden_size {self.hidden_size}, "
                 f"got shape {list(hidden_states.shape)}"
             )
+        if 0 in hidden_states.shape:
+            raise ValueError(
+                f"hidden_states must have at least one row and one token, got shape {list(hidden_states.shape)}"
+            )
         if output_attentions:
             raise ValueError("output_attentions must be False: this layer forms no attention matrix")
         if cu_seqlens is not None:
             check_packing(cu_seqlens, hidden_states)
         if self.training:
             self.last_call.loss = None
-        packed = pack(hidden_states, attention_mask, cu_seqlens)
         if past_key_values is None and use_cache:
             past_key_values = Cache()
         index, past = 0, None
         if past_key_values is not None:  # not looked at otherwise: a compiler then takes all layers for the same
-            index = self._index(past_key_values)
-            past = layer_state(past_key_values, index)
+            index, past = self._past(past_key_values)
+        seen = past_key_values.get_seq_length(index) if past is not None and attention_mask is not None else 0
+        packed = pack(hidden_states, attention_mask, cu_seqlens, seen)
         rows = hidden_states.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         if past is not None and batch_rows(past) != rows:
             raise ValueError(f"past_key_values must have a row for each of {rows} sequences, got {batch_rows(past)}")
@@ -86,15 +103,29 @@ class SequenceMixer(nn.Module):
             past_key_values.update(**after, layer_idx=index, offset=hidden_states.shape[1])
         return packed.restore(y), None, past_key_values
 
-    def _index(self, past_key_values: Any) -> int:
-        """The layer's place in a cache; one without may have a cache to itself, but not share it."""
-        if self.layer_idx is not None:
-            return self.layer_idx
+    def _past(self, past_key_values: Any) -> tuple[int, LayerState | None]:
+        """The layer's entry in a cache, and what it holds of the tokens before these."""
         if torch.compiler.is_compiling():
-            return 0
-        if not (isinstance(past_key_values, Cache) and past_key_values.belongs_to(self)):
-            raise ValueError("layer_idx must be given, a different one to each layer, for layers that share a cache")
-        return 0
+            index = 0 if self.layer_idx is None else self.layer_idx
+            return index, layer_state(past_key_values, index)
+        check_cache(past_key_values)
+        if isinstance(past_key_values, Cache):
+            index = past_key_values.claim(self, self.layer_idx)
+        elif self.layer_idx is None:
+            raise ValueError(SHARED)
+        else:
+            index = self.layer_idx
+        past = layer_state(past_key_values, index)
+        if past is not None:
+            check_form(past, self.state_form(), type(self).__name__, index)
+        return index, past
+
+    def state_form(self) -> dict[str, tuple[Shape, ...] | None] | None:
+        """Shapes of what this layer carries for one row, by part of a :class:`~swila.layers.cache.LayerState`.
+
+        ``-1`` stands for any size. A part that is None must be absent. None (the default) leaves states unchecked.
+        """
+        return None
 
     def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
         """Mix ``x [B, T, hidden_size]`` (packed: ``[1, T, hidden_size]``), from ``past`` on.

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
 from swila.layers.mode import Mode
+from swila.layers.options import check_counts, check_flags, check_weights
 from swila.layers.recurrent import RecurrentMixer, head_dims
 
 
@@ -72,6 +73,9 @@ class MixtureOfMemories(RecurrentMixer):
         layer_idx: int | None = None,
         backend: str = "auto",
     ) -> None:
+        check_counts(num_memories=num_memories, top_k=top_k)
+        check_flags(shared_memory=shared_memory, gate=gate, use_output_gate=use_output_gate)
+        check_weights(balance_scale=balance_scale)
         if not 1 <= top_k <= num_memories:
             raise ValueError(f"top_k must be between 1 and num_memories = {num_memories}, got {top_k}")
         K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)

@@ -16,8 +16,10 @@ def check_flags(**flags: object) -> None:
 def check_counts(**counts: object) -> None:
     """Raise ValueError unless every option is an integer of at least 1."""
     for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be at least 1, a whole number, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def check_numbers(**numbers: object) -> None:
@@ -31,7 +33,7 @@ def check_weights(**weights: object) -> None:
     """Raise ValueError unless every option is a finite number of at least 0."""
     for name, value in weights.items():
         if not _is_finite(value) or value < 0:  # type: ignore[operator]
-            raise ValueError(f"{name} must be 0 or more, a finite number, got {value!r}")
+            raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
 
 
 def _is_finite(value: object) -> bool:

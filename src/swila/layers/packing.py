@@ -45,14 +45,15 @@ class Packed(NamedTuple):
         return flat.index_copy(0, self.kept, y.squeeze(0)).view(B, T, -1)
 
 
-def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Packed:
+def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None, seen: int = 0) -> Packed:
     """Take the padding out of a batch ``x [B, T, D]``.
 
     Args:
         x: hidden states.
-        attention_mask: 1 for a token, 0 for padding, ``[B, T]``, or ``[B, S]`` with S > T of which the last T count
-            (the mask of a whole text, when only its end is passed). Left, right or any other padding.
+        attention_mask: 1 for a token, 0 for padding, ``[B, T]``, or ``[B, seen + T]`` of which the last T count (the
+            mask of a whole text, when only its end is passed). Left, right or any other padding.
         cu_seqlens: bounds of sequences that are packed already; excludes a mask.
+        seen: tokens before these, padding included.
     """
     B, T = x.shape[:2]
     if cu_seqlens is not None:
@@ -61,9 +62,10 @@ def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) ->
         return Packed(x, cu_seqlens, None, None, (B, T))
     if attention_mask is None:
         return Packed(x, None, None, None, (B, T))
-    if attention_mask.ndim != 2 or attention_mask.shape[0] != B or attention_mask.shape[1] < T:
+    if attention_mask.ndim != 2 or attention_mask.shape[0] != B or attention_mask.shape[1] not in (T, seen + T):
+        whole = f", or [{B}, {seen + T}] for the text so far," if seen else ""
         raise ValueError(
-            f"attention_mask must be [B, T] = [{B}, {T}] (or longer, for the text so far) with 0 for padding, "
+            f"attention_mask must be [B, T] = [{B}, {T}]{whole} with 0 for padding, "
             f"got shape {list(attention_mask.shape)}"
         )
     if values_are_checked(x.device) and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from swila.layers.cache import LayerState
+from swila.layers.cache import LayerState, Shape
 from swila.layers.mixer import SequenceMixer
 from swila.layers.mode import Mode
 from swila.layers.norms import l2_norm, rms_norm
+from swila.layers.options import check_counts, check_flags, check_weights
 from swila.layers.projection import make_projection
 from swila.layers.short_conv import ShortConvolution, convolve, convolves
 from swila.ops.backends import backend_names
@@ -20,13 +21,11 @@ def head_dims(
     hidden_size: int, num_heads: int, head_dim: int | None, expand_k: float | None, expand_v: float | None
 ) -> tuple[int, int]:
     """Key and value dims of a head, from ``head_dim`` or from the widths of all heads relative to ``hidden_size``."""
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+    check_counts(num_heads=num_heads)
     if head_dim is not None:
         if expand_k is not None or expand_v is not None:
             raise ValueError("head_dim must be None with expand_k or expand_v: both set the width of a head")
-        if head_dim < 1:
-            raise ValueError(f"head_dim must be at least 1, got {head_dim}")
+        check_counts(head_dim=head_dim)
         return head_dim, head_dim
     widths = []
     for name, expand in (("expand_k", expand_k), ("expand_v", expand_v)):
@@ -87,6 +86,8 @@ class RecurrentMixer(SequenceMixer):
         streams: int = 1,
     ) -> None:
         super().__init__(hidden_size, layer_idx)
+        check_flags(use_short_conv=use_short_conv, conv_bias=conv_bias)
+        check_weights(norm_eps=norm_eps)
         if output_gate_activation not in ("silu", "sigmoid"):
             raise ValueError(f"output_gate_activation must be 'silu' or 'sigmoid', got {output_gate_activation!r}")
         if backend not in ("auto", "fla", *backend_names()):
@@ -148,6 +149,18 @@ class RecurrentMixer(SequenceMixer):
             return o
         gate = self.g_proj(x).unflatten(-1, (-1, self.head_v_dim))
         return o * (F.silu(gate) if self.output_gate_activation == "silu" else gate.sigmoid())
+
+    def state_form(self) -> dict[str, tuple[Shape, ...] | None]:
+        """See :meth:`SequenceMixer.state_form`; the parts of a :class:`~swila.SwitchingState`, with J = 1."""
+        heads = self.streams * self.num_heads
+        convolved: tuple[Shape, ...] | None = None
+        if self.convolves == "input":
+            convolved = (self.input_conv1d.state_shape(),)
+        elif self.convolves == "qkv":
+            modules = (self.q_conv1d, 1), (self.k_conv1d, self.streams), (self.v_conv1d, self.streams)
+            convolved = tuple(module.state_shape(streams) for module, streams in modules)
+        memory = (heads, 1, self.head_v_dim, self.head_k_dim), None, None
+        return {"recurrent_state": memory, "attn_state": None, "conv_state": convolved}
 
     def state_size(self, length: int = 1) -> int:
         """``H K V`` for each stream."""

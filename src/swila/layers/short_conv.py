@@ -28,7 +28,7 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, width: int, bias: bool = False, activation: str | None = "silu") -> None:
         super().__init__()
-        if width < 2:
+        if not isinstance(width, int) or width < 2:
             raise ValueError(f"conv_size must be at least 2, got {width}; turn it off with use_short_conv=False")
         if activation not in ("silu", None):
             raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
@@ -64,6 +64,10 @@ class ShortConvolution(nn.Module):
         if self.bias is not None:
             y = y + self.bias.repeat(streams).to(x.dtype)
         return F.silu(y) if self.activation else y, last
+
+    def state_shape(self, streams: int = 1) -> tuple[int, int]:
+        """Shape of what is carried of one row: the last inputs of every channel."""
+        return self.width - 1, streams * self.channels
 
     def _dense(self, x: Tensor, state: Tensor | None, return_state: bool) -> tuple[list[Tensor], Tensor | None]:
         B, T, C = x.shape

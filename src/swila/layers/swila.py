@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from swila.layers.cache import Shape
 from swila.layers.decay import DecayGate
 from swila.layers.load_balancing import RoutingDiagnostics, mutual_information_loss, routing_diagnostics
 from swila.layers.mode import Mode
+from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
 from swila.layers.projection import make_projection
 from swila.layers.recurrence import run_recurrence
 from swila.layers.recurrent import RecurrentMixer, head_dims
@@ -102,8 +104,19 @@ class SwiLA(RecurrentMixer):
         layer_idx: int | None = None,
         backend: str = "auto",
     ) -> None:
-        if num_mixtures < 1:
-            raise ValueError(f"num_mixtures must be at least 1, got {num_mixtures}")
+        check_counts(num_mixtures=num_mixtures)
+        check_flags(
+            temporal=temporal,
+            normalize=normalize,
+            router_noise=router_noise,
+            temporal_noise=temporal_noise,
+            use_output_gate=use_output_gate,
+            track_routing=track_routing,
+        )
+        check_numbers(temporal_bias=temporal_bias)
+        check_weights(balance_marginal=balance_marginal)
+        if balance_conditional is not None:
+            check_weights(balance_conditional=balance_conditional)
         if gate not in (None, "key", "value", "head"):
             raise ValueError(f"gate must be None, 'key', 'value' or 'head', got {gate!r}")
         if decay_order not in ("pre", "post"):
@@ -219,6 +232,12 @@ class SwiLA(RecurrentMixer):
             yield
         finally:
             self._change = None
+
+    def state_form(self) -> dict[str, tuple[Shape, ...] | None]:
+        """See :meth:`SequenceMixer.state_form`; with temporal priors also the last r and ρ."""
+        H, J, K, V = self.num_heads, self.num_mixtures, self.head_k_dim, self.head_v_dim
+        last = (H, J, V) if self.temporal else None
+        return {**super().state_form(), "recurrent_state": ((H, J, V, K), last, last)}
 
     def state_size(self, length: int = 1) -> int:
         """``H J K V``."""

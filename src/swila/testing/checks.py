@@ -123,8 +123,8 @@ class _Rounded(torch.autograd.Function):
 def round_to(x: Tensor, bits: int, generator: torch.Generator) -> Tensor:
     """``x`` rounded to a significand of ``bits`` bits on a grid shifted at random (subtractive dither).
 
-    The error is uniform within half a unit in the last place and independent of ``x``, so that generators with different
-    seeds give independent roundings. What has no more bits than these stays as it is.
+    The error is uniform within half a unit in the last place and independent of ``x``, so that different seeds give
+    independent roundings. What has no more bits than these stays as it is.
     """
     significand, exponent = torch.frexp(x)
     scaled = significand * 2**bits

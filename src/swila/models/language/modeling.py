@@ -144,8 +144,8 @@ class SwiLAModel(SwiLAPreTrainedModel):
 
         Args:
             input_ids: tokens ``[B, T]``.
-            attention_mask: 1 for a token and 0 for padding, on either side, ``[B, T]`` or that of the whole text so
-                far.
+            attention_mask: 1 for a token and 0 for padding, on either side, ``[B, T]``; with a cache also that of the
+                whole text so far, ``[B, tokens before + T]``.
             position_ids: places in the text ``[B, T]``; where they start again from 0 a new sequence begins, which sees
                 nothing of those before it. They matter for nothing else, and not where there is padding, or a cache
                 with the text before.
@@ -164,6 +164,9 @@ class SwiLAModel(SwiLAPreTrainedModel):
         if kwargs.get("output_attentions"):
             raise ValueError("output_attentions must be False: recurrent layers form no attention matrix")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if 0 in x.shape:
+            name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+            raise ValueError(f"{name} must have at least one row and one token, got shape {list(x.shape[:2])}")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if return_dict is None:
@@ -180,7 +183,7 @@ class SwiLAModel(SwiLAPreTrainedModel):
                 "to begin with an empty one"
             )
         T, seen = x.shape[1], 0 if past_key_values is None else past_key_values.get_seq_length()
-        packed = self._pack(x, attention_mask, None if seen else position_ids, _bounds(cu_seqlens, kwargs))
+        packed = self._pack(x, attention_mask, None if seen else position_ids, _bounds(cu_seqlens, kwargs), seen)
         # rows without a token are the mixers' affair: they keep their state
         as_it_is = packed.rows is not None
         x, bounds, mask = (x, None, attention_mask) if as_it_is else (packed.x, packed.cu_seqlens, None)
@@ -199,9 +202,14 @@ class SwiLAModel(SwiLAPreTrainedModel):
         return BaseModelOutputWithPast(x, past_key_values, hidden_states)
 
     def _pack(
-        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cu_seqlens: Tensor | None
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cu_seqlens: Tensor | None,
+        seen: int,
     ) -> Packed:
-        packed = pack(x, attention_mask, cu_seqlens)
+        packed = pack(x, attention_mask, cu_seqlens, seen)
         if position_ids is None or packed.cu_seqlens is not None:
             return packed
         return pack_by_position(x, position_ids)
