@@ -61,7 +61,7 @@ def benchmark(
         progress(f"checking {backend.name}")
         if backend.unusable() and not names:
             continue
-        reason, wrong, worst = verdict(backend, shape, variant, dtype, device)
+        reason, wrong, worst, _ = verdict(backend, shape, variant, dtype, device)
         rows.append(Row(backend.name, reason, wrong, worst))
         if reason is None:
             right.append(backend.name)
@@ -94,16 +94,18 @@ def benchmark(
 
 def verdict(
     backend: Backend, shape: Shape, variant: Variant, dtype: torch.dtype, device: str
-) -> tuple[str | None, bool, str | None]:
-    """Why a backend is not to be timed (None if it is), whether because it is wrong, and its worst check."""
+) -> tuple[str | None, bool, str | None, dict[str, float]]:
+    """Why a backend is not to be timed (None if it is), whether because it is wrong, its worst check and all errors."""
     call = make_call(variant, replace(shape, B=1, T=min(shape.T, CHECKED_TOKENS)), dtype=dtype, device=device)
     if reason := why_not(backend, problem_of(call)):
-        return reason, False, None
+        return reason, False, None, {}
     try:
-        worst = max(check_backend(call, backend.name), key=lambda check: check.severity)
+        checks = check_backend(call, backend.name)
     except Exception as crash:
-        return f"crashed: {type(crash).__name__}: {crash}", True, None
-    return (None if worst.ok else f"wrong: {worst}"), not worst.ok, str(worst)
+        return f"crashed: {type(crash).__name__}: {crash}", True, None, {}
+    worst = max(checks, key=lambda check: check.severity)
+    errors = {check.name: check.error for check in checks}
+    return (None if worst.ok else f"wrong: {worst}"), not worst.ok, str(worst), errors
 
 
 def run(call: dict[str, Any], backend: str) -> tuple[float, float]:

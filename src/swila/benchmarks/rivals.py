@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from swila.benchmarks.op import verdict
 from swila.layers import fla
+from swila.layers.delta_rule import delta_rule
 from swila.ops import SwitchingState, switching_delta_rule, switching_delta_rule_step
 from swila.ops.backends import get_backend
 from swila.testing import VARIANTS, Shape, Variant
@@ -40,6 +41,7 @@ class Timing:
     floor_ms: float | None = None  # of a forward: inputs and output moved once
     total_floor_ms: float | None = None  # inputs twice, output and its gradient, gradients
     refused: str | None = None
+    errors: dict[str, float] = field(default_factory=dict)  # of the output and each gradient, found before timing
     turns: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -93,9 +95,54 @@ def rival_inputs(name: str, shape: Shape, device: str) -> tuple[Callable[..., Te
     return (lambda **x: operation(**x)[0]), {key: t.requires_grad_() for key, t in call.items()}
 
 
+RIVAL_ERRORS = {"d g": 0.1}  # gradients of decays are differences of rounded sums
+RIVAL_ERROR = 0.02  # a few roundings of bfloat16
+CHECKED = Shape(B=2, T=200, H=2, K=64, V=64, J=4)  # three chunks of 64 tokens, and a part of one
+
+
+def rival_errors(name: str, device: str) -> dict[str, float]:
+    """Relative errors of a rival's output and gradients against the token loop in float64, on a small call.
+
+    With J = 1 our specification is the rival's; its ``scale`` is on the queries.
+    """
+    operation, call = rival_inputs(name, CHECKED, device)
+    output = operation(**call)
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(output.shape, generator=generator).to(output)
+    found = [output, *torch.autograd.grad(output, list(call.values()), weight)]
+    x = {key: t.detach().double().cpu().requires_grad_() for key, t in call.items()}
+    q = x["q"] * x["q"].shape[-1] ** -0.5
+    truth, _ = delta_rule(q, x["k"], x["v"], x["beta"], x.get("g"), backend="reference")
+    expected = [truth, *torch.autograd.grad(truth, list(x.values()), weight.double().cpu())]
+    names = ["output", *(f"d {key}" for key in call)]
+    return {
+        name: ((a.double().cpu() - b).norm() / b.norm()).item()
+        for name, a, b in zip(names, found, expected, strict=True)
+    }
+
+
+def rival_refused(errors: dict[str, float]) -> str | None:
+    """Why a rival with these errors is not timed, or None."""
+    wrong = [f"{name} off by {e:.1e}" for name, e in errors.items() if not e <= RIVAL_ERRORS.get(name, RIVAL_ERROR)]
+    return f"wrong: {', '.join(wrong)}" if wrong else None
+
+
+def rival_verdict(name: str, device: str) -> tuple[str | None, dict[str, float]]:
+    """Why a rival is not timed (None if it is), and the errors that were found."""
+    try:
+        errors = rival_errors(name, device)
+    except Exception as crash:
+        return f"crashed: {type(crash).__name__}: {crash}", {}
+    return rival_refused(errors), errors
+
+
 @contextmanager
 def gdn_backward_allowed() -> Iterator[None]:
-    """FLA refuses GDN's backward on Hopper with some versions of triton; at heads of 128 it is right with them."""
+    """Lift flash-linear-attention's refusal of GDN's backward, which on Hopper depends on the version of triton.
+
+    For triton from 3.4.0 and below 3.7.1 it raises, because gradients were wrong with tiles of 64 key dims (its issue
+    640). Heads of 128 have tiles of 128, whose gradients :func:`rival_errors` finds right before anything is timed.
+    """
     from fla.ops.common import chunk_o
 
     before = chunk_o.TRITON_ABOVE_3_7_1
@@ -144,17 +191,19 @@ def contest(
     work: list[tuple[Timing, Callable[[], Tensor], list[Tensor], Tensor]] = []
     for name, variant in OURS.items():
         progress(f"{shape}: checking {name}")
-        refused, _, _ = verdict(get_backend("cuda"), shape, variant, torch.bfloat16, device)
-        timing = Timing(name, refused=refused)
+        refused, _, _, errors = verdict(get_backend("cuda"), shape, variant, torch.bfloat16, device)
+        timing = Timing(name, refused=refused, errors=errors)
         timings.append(timing)
         if refused is None:
             call = inputs_of(variant, shape, device)
             work.append(_entered(timing, partial(switching_delta_rule, backend="cuda"), call, bandwidth))
     for name in rivals if fla.unusable() is None else ():
-        progress(f"{shape}: warming up {name}, which tunes itself for minutes the first time")
-        timing = Timing(name)
+        progress(f"{shape}: checking and warming up {name}, which tunes itself for minutes the first time")
+        refused, errors = rival_verdict(name, device)
+        timing = Timing(name, refused=refused, errors=errors)
         timings.append(timing)
-        work.append(_entered(timing, *rival_inputs(name, shape, device), bandwidth))
+        if timing.refused is None:
+            work.append(_entered(timing, *rival_inputs(name, shape, device), bandwidth))
     for turn in range(repeats + 1):
         for timing, forward, leaves, weight in work:
             progress(f"{shape}: timing {timing.name}, turn {turn} of {repeats}")
