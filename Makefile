@@ -1,10 +1,11 @@
 # `make run` and `make test` set themselves up: the first call makes .venv, later ones start at once.
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 14
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu lint format tables clean
+.PHONY: help run test test-gpu sanitize lint format tables clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -24,7 +25,10 @@ test: $(READY)  ## all tests
 
 # Not the hundreds of random sizes: each would be compiled.
 test-gpu: $(READY)  ## the tests of operation, layers, models, generation and captured training on an NVIDIA GPU
-	@$(BIN)/python -m pytest -q --device cuda tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py tests/tasks/test_regbench.py tests/training/test_chosen_weights.py -k 'not test_any_call'
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --device cuda tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py tests/tasks/test_regbench.py tests/training/test_chosen_weights.py -k 'not test_any_call'
+
+sanitize: $(READY)  ## every CUDA kernel under compute-sanitizer: memcheck and racecheck
+	@$(BIN)/python tools/sanitize.py
 
 lint: $(READY)  ## style and types, as CI checks them
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
