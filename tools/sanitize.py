@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 KERNELS = Path(__file__).parents[1] / "src/swila/ops/cuda/kernels"
@@ -114,12 +116,13 @@ def sanitize(tool: str, name: str) -> tuple[set[str], list[str], int]:
     told = json.loads(done.stdout.strip().splitlines()[-1])
     found = reports(text)
     unexpected = [report for report in found if (tool, kernel_of(report)) not in EXPECTED]
+    filtered = len(found) - len(unexpected)
     summary = re.findall(r"SUMMARY: (\d+)", text)
     if not summary:
         unexpected.append(f"{tool} gave no summary: {text[-500:]}")
     elif summary[-1] != "0" and not found:
         unexpected.append(f"{tool} counts {summary[-1]} reports of a form not known here:\n{text[-2000:]}")
-    return set(told["launched"]), [*unexpected, *told["wrong"]], len(found) - len(unexpected)
+    return set(told["launched"]), [*unexpected, *told["wrong"]], filtered
 
 
 def compute_sanitizer() -> str:
@@ -135,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", choices=["memcheck", "racecheck"], action="append", help="default: both")
     parser.add_argument("--call", choices=list(CALLS), action="append", help="default: all")
+    parser.add_argument("--jobs", type=int, default=6, help="calls at a time, default 6")
     parser.add_argument("--run", choices=list(CALLS), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
@@ -143,8 +147,10 @@ def main() -> None:
     failed = False
     for tool in given.tool or ["memcheck", "racecheck"]:
         launched: set[str] = set()
-        for name in given.call or CALLS:
-            kernels, left, filtered = sanitize(tool, name)
+        names = given.call or list(CALLS)
+        with ThreadPoolExecutor(given.jobs) as pool:
+            results = list(pool.map(partial(sanitize, tool), names))
+        for name, (kernels, left, filtered) in zip(names, results, strict=True):
             launched |= kernels
             failed |= bool(left)
             note = f", {filtered} expected reports filtered" if filtered else ""
