@@ -263,11 +263,22 @@ def test_a_broken_directory_does_not_stop_the_others(tmp_path, jobs):
     assert [results[name]["status"] for name in "abc"] == ["finished"] * 3
 
 
-def test_a_checkpoint_that_cannot_be_read(tmp_path):
-    directory = RunDirectory(tmp_path / "run", {})
-    (tmp_path / "run" / "checkpoint.pt").write_bytes(b"half a checkpoint")
-    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; delete it to begin the run anew"):
-        directory.load_checkpoint()
+def test_what_is_over_is_not_run_again(tmp_path):
+    """Whatever has become of the other files of a run with a result."""
+    runs = [Odd("broken"), Odd("fine")]  # the first would fail
+    own = RunDirectory(tmp_path / "broken", runs[0].config())
+    own.finish({"status": "finished", "best": 0.5})
+    (own.path / "checkpoint.pt").write_bytes(b"half a checkpoint")
+    (own.path / "progress.json").write_text("")
+    results = run_all(runs, tmp_path)
+    assert results["broken"] == {"status": "finished", "best": 0.5}
+    assert results["fine"]["best"] == 1.0
+
+
+def test_an_experiment_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "experiment.json").write_text("")
+    with pytest.raises(ValueError, match=r"experiment.json must be a JSON file, but cannot be read: Expecting value"):
+        claim(tmp_path, {"experiment": "cdar", "preset": "tiny"})
 
 
 def test_progress_is_noted_now_and_then(tmp_path, monkeypatch):
