@@ -69,7 +69,7 @@ def test_a_run_that_ends_early_is_no_speed(clock):
 
 
 def test_runs_that_wait_go_where_it_is_free_first(clock):
-    left = TimeLeft({name: 100 for name in "abcde"}, jobs=2, clock=clock)
+    left = TimeLeft(dict.fromkeys("abcde", 100), jobs=2, clock=clock)
     left.progressed("a", 0)
     left.progressed("b", 50)
     clock.now = 10.0

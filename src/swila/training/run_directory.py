@@ -194,7 +194,7 @@ def _read_error(path: Path) -> str | None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run; one with a ``config.json`` alone is somebody else's, a saved model for example."""
+    """Whether a directory holds a run; a ``config.json`` alone is somebody else's, a saved model for example."""
     return (path / "config.json").exists() and (path / "environment.json").exists()
 
 
