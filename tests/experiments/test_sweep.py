@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -344,6 +345,28 @@ def test_records_are_joined_and_what_is_over_counts():
         assert joined["runs"]["a"]["best"] == 0.9
         assert [joined["environment"]["commit"], *(e["commit"] for e in joined["other_environments"])] == ["x", "y"]
         assert joined["rows"][0]["scores"] == [0.9]
+
+
+def test_of_runs_that_are_not_over_the_longest_is_joined():
+    record = {"experiment": "cdar", "environment": {"commit": "x"}, "task": {}, "rows": []}
+    name = "attention-d64-l2-lr0.00316-seed0"
+    shorter = json.loads(Path("results/cdar-paper.json").read_text())["runs"][name]
+    longer = shorter | {"step": shorter["step"] + 1}
+    for parts in ([shorter, longer], [longer, shorter]):
+        joined = EXPERIMENTS["cdar"].join([record | {"runs": {name: run}} for run in parts])
+        assert joined["runs"][name] == longer
+
+
+@pytest.mark.parametrize("path", sorted(Path("results").glob("*.json")), ids=lambda path: path.stem)
+def test_results_agree_with_their_curves(path):
+    """Of a run that is not over, the last evaluation of its curve is its score, at a step it has come to."""
+    record = json.loads(path.read_text())
+    runs = record.get("runs")
+    for name, run in (runs if isinstance(runs, dict) else {}).items():
+        if run["curve"]:
+            step, score = run["curve"][-1]
+            assert step <= run["steps" if "best" in run else "step"], name
+            assert "best" in run or run["score"] == score, name
 
 
 def test_every_experiment_can_be_claimed_by_its_name(tmp_path):
