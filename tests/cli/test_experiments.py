@@ -139,6 +139,41 @@ def test_status_tells_why_a_run_failed(swila, regression, tmp_path):
     assert "3 finished, 1 failed" in result.output
 
 
+def test_broken_files_are_named_and_cost_no_other_run(swila, regression, tmp_path, caplog):
+    copy = tmp_path / "runs"
+    shutil.copytree(regression[0], copy)
+    names = sorted(path.parent.name for path in copy.glob("*/config.json"))
+    broken = [copy / names[0] / "result.json", copy / names[1] / "environment.json"]
+    for file in broken:
+        file.write_text("")
+    (copy / names[2] / "progress.json").write_text("")
+    (copy / names[3] / "checkpoint.pt").write_bytes(b"half a checkpoint")
+    plotted = swila("plot", copy, "--out", tmp_path)
+    assert plotted.exit_code == 0, plotted.output
+    assert set(json.loads((tmp_path / "results.json").read_text())["runs"]) == set(names[2:])
+    for file in broken:
+        assert f"{file} must be a JSON file" in caplog.text
+    listed = swila("status", copy)
+    assert listed.exit_code == 0, listed.output
+    assert "3 finished, 1 failed" in listed.output
+    assert f"{names[0]} failed: {broken[0]} must be a JSON file" in listed.output
+    (copy / "experiment.json").write_text("{")
+    assert f"{copy / 'experiment.json'} must be a JSON file" in swila("plot", copy).stderr
+    (copy / "experiment.json").write_text("{}")
+    assert "experiment.json must name an experiment and a preset, got nothing" in swila("plot", copy).stderr
+
+
+def test_a_saved_model_is_no_waiting_run(swila, tmp_path):
+    (tmp_path / "checkpoint-500").mkdir()
+    (tmp_path / "checkpoint-500" / "config.json").write_text('{"model_type": "llama"}')
+    result = swila("status", tmp_path)
+    assert result.exit_code == 2
+    assert f"runs must be directories of swila run, got {tmp_path}, which holds none" in result.stderr
+    inspected = swila("inspect", tmp_path / "checkpoint-500")
+    assert inspected.exit_code == 2
+    assert "run must be the directory of one run, with its config.json" in inspected.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,6 +1,7 @@
 """``swila models``, ``generate`` and ``chat``, as a user runs them."""
 
 import json
+import shutil
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -149,6 +150,67 @@ def test_mistakes(run, saved, tmp_path):
         assert result.exit_code == 2, result.output
         assert words in result.output
         assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("file", "kept"),
+    [("model.safetensors", 0), ("model.safetensors", 0.5), ("config.json", 0.5), ("model.safetensors.index.json", 0.5)],
+)
+def test_a_model_that_was_cut_off(run, saved, tmp_path, command, file, kept):
+    broken = shutil.copytree(saved[0], tmp_path / "model") / file
+    if file == "model.safetensors.index.json":
+        (broken.parent / "model.safetensors").unlink()
+        broken.write_text('{"metadata": {}, "weight_map": {}}')
+    content = broken.read_bytes()
+    broken.write_bytes(content[: int(kept * len(content))])
+    result = run(command, broken.parent, *(["a"] if command == "generate" else []))
+    assert result.exit_code == 2
+    assert f"swila: model must be whole, but {broken} is cut off or damaged; copy it anew (" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_adapter_is_no_model(run, saved, tmp_path, command):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(saved[0])}))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    result = run(command, tmp_path, *(["a"] if command == "generate" else []))
+    assert result.exit_code == 2
+    assert f"model must be a whole model, got a PEFT adapter in '{tmp_path}'" in result.stderr
+    assert f"base = SwiLAForCausalLM.from_pretrained('{saved[0]}')" in result.stderr
+    assert "merge_and_unload().save_pretrained(DIRECTORY)" in result.stderr
+    assert result.stderr.count("\n") == 1
+    shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)  # a merged model may be saved beside its adapter
+    assert run("generate", tmp_path, "a", "-n", 1).exit_code == 0
+
+
+def test_text_that_is_none(run, saved, tmp_path):
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    for result, source in (
+        (run("generate", saved[0], "--file", tmp_path / "picture.png"), f"file {tmp_path / 'picture.png'}"),
+        (run("generate", saved[0], "-", typed=b"\x89PNG"), "the prompt on the standard input"),
+    ):
+        assert result.exit_code == 2
+        assert (
+            result.stderr == f"swila: {source} must be text in UTF-8, got byte 0x89 at position 0: invalid start byte\n"
+        )
+    (tmp_path / "text").write_bytes("é".encode())
+    assert run("generate", saved[0], "--file", tmp_path / "text", "-n", 0).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "run", "doctor"])
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [("meta", "its tensors hold no numbers"), ("tpu", "torch has no device of this name"), ("xla", "Could not run")],
+)
+def test_devices_that_cannot_be_used(run, saved, tmp_path, command, device, reason):
+    rest = {"generate": [saved[0], "a"], "chat": [saved[0]], "run": ["cdar", "--out", tmp_path / "out"], "doctor": []}
+    result = run(command, *rest[command], "--device", device)
+    assert result.exit_code == 2
+    assert f"swila: device '{device}' cannot be used here (cpu, cuda and cuda:1 are devices): {reason}" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert len(result.stderr) < 200
+    assert not (tmp_path / "out").exists()
 
 
 class Llama:

@@ -128,6 +128,38 @@ def test_routing_needs_a_swila_layer():
         routing(SyntheticModel(run.model), Examples(*([torch.ones(1, 4, dtype=torch.int32)] * 3)))
 
 
+def test_a_killed_run_is_as_far_as_its_last_evaluation(tmp_path):
+    """Evaluations are written down at once, progress every few seconds: the record is of the later one."""
+    (run,) = few(["deltanet"])
+    run_all([run], tmp_path, tensorboard=False)
+    own = RunDirectory(tmp_path / run.name)
+    own.note_start()
+    (own.path / "result.json").unlink()
+    lines = own.metrics()
+    for noted, step, score in (
+        ({"step": 5, "score": lines[0]["test/accuracy"]}, 6, lines[1]["test/accuracy"]),
+        ({"step": 8, "score": 0.75}, 8, 0.75),  # noted after the last evaluation
+    ):
+        (own.path / "progress.json").write_text(json.dumps({"steps": 9, **noted}))
+        found = CDAR_EXPERIMENT.record("tiny", tmp_path)["runs"][run.name]
+        assert found["status"] == "interrupted"
+        assert (found["step"], found["score"]) == (step, score)
+        assert found["curve"] == [[line["step"], line["test/accuracy"]] for line in lines]
+
+
+def test_a_checkpoint_that_cannot_be_read_costs_its_picture_alone(tmp_path, caplog):
+    runs = few(["temporal-swila", "swila"])
+    run_all(runs, tmp_path, tensorboard=False)
+    (tmp_path / runs[1].name / "checkpoint.pt").write_bytes(b"half a checkpoint")
+    record = CDAR_EXPERIMENT.record("tiny", tmp_path)
+    assert [row["model"] for row in record["rows"]] == ["temporal-swila", "swila"]
+    assert len(draw(record, tmp_path, tmp_path)[-1]) == 2
+    assert f"{runs[1].name} is left out of the picture of the routing: " in caplog.text
+    assert "checkpoint.pt cannot be read; the run is over, its result stays" in caplog.text
+    (tmp_path / runs[0].name / "checkpoint.pt").write_bytes(b"")
+    assert draw_routing(runs, tmp_path, tmp_path) == []
+
+
 def test_no_picture_of_a_diverged_run(tmp_path):
     runs = few(["swila"])
     run_all(runs, tmp_path, tensorboard=False)

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,11 +264,22 @@ def test_a_broken_directory_does_not_stop_the_others(tmp_path, jobs):
     assert [results[name]["status"] for name in "abc"] == ["finished"] * 3
 
 
-def test_a_checkpoint_that_cannot_be_read(tmp_path):
-    directory = RunDirectory(tmp_path / "run", {})
-    (tmp_path / "run" / "checkpoint.pt").write_bytes(b"half a checkpoint")
-    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; delete it to begin the run anew"):
-        directory.load_checkpoint()
+def test_what_is_over_is_not_run_again(tmp_path):
+    """Whatever has become of the other files of a run with a result."""
+    runs = [Odd("broken"), Odd("fine")]  # the first would fail
+    own = RunDirectory(tmp_path / "broken", runs[0].config())
+    own.finish({"status": "finished", "best": 0.5})
+    (own.path / "checkpoint.pt").write_bytes(b"half a checkpoint")
+    (own.path / "progress.json").write_text("")
+    results = run_all(runs, tmp_path)
+    assert results["broken"] == {"status": "finished", "best": 0.5}
+    assert results["fine"]["best"] == 1.0
+
+
+def test_an_experiment_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "experiment.json").write_text("")
+    with pytest.raises(ValueError, match=r"experiment.json must be a JSON file, but cannot be read: Expecting value"):
+        claim(tmp_path, {"experiment": "cdar", "preset": "tiny"})
 
 
 def test_progress_is_noted_now_and_then(tmp_path, monkeypatch):
@@ -333,6 +345,28 @@ def test_records_are_joined_and_what_is_over_counts():
         assert joined["runs"]["a"]["best"] == 0.9
         assert [joined["environment"]["commit"], *(e["commit"] for e in joined["other_environments"])] == ["x", "y"]
         assert joined["rows"][0]["scores"] == [0.9]
+
+
+def test_of_runs_that_are_not_over_the_longest_is_joined():
+    record = {"experiment": "cdar", "environment": {"commit": "x"}, "task": {}, "rows": []}
+    name = "attention-d64-l2-lr0.00316-seed0"
+    shorter = json.loads(Path("results/cdar-paper.json").read_text())["runs"][name]
+    longer = shorter | {"step": shorter["step"] + 1}
+    for parts in ([shorter, longer], [longer, shorter]):
+        joined = EXPERIMENTS["cdar"].join([record | {"runs": {name: run}} for run in parts])
+        assert joined["runs"][name] == longer
+
+
+@pytest.mark.parametrize("path", sorted(Path("results").glob("*.json")), ids=lambda path: path.stem)
+def test_results_agree_with_their_curves(path):
+    """Of a run that is not over, the last evaluation of its curve is its score, at a step it has come to."""
+    record = json.loads(path.read_text())
+    runs = record.get("runs")
+    for name, run in (runs if isinstance(runs, dict) else {}).items():
+        if run["curve"]:
+            step, score = run["curve"][-1]
+            assert step <= run["steps" if "best" in run else "step"], name
+            assert "best" in run or run["score"] == score, name
 
 
 def test_every_experiment_can_be_claimed_by_its_name(tmp_path):

@@ -1,8 +1,12 @@
 """A directory belongs to one run, and says so."""
 
+import json
+import re
+
 import pytest
 
 from swila.training import RunDirectory
+from swila.training.run_directory import runs_below
 
 CONFIG = {"training": {"lr": 0.01, "betas": (0.9, 0.999)}, "model": "swila"}
 
@@ -38,3 +42,72 @@ def test_somebody_elses_directory_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "important"
     with pytest.raises(ValueError, match="is a file"):
         RunDirectory(tmp_path / "thesis.tex", CONFIG)
+
+
+def test_a_saved_model_is_no_run(tmp_path):
+    """A ``config.json`` alone is a model of transformers, say: not listed, not opened, and never thrown away."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (model / "model.safetensors").write_bytes(b"weights")
+    RunDirectory(tmp_path / "run", CONFIG)
+    assert runs_below(tmp_path) == [tmp_path / "run"]
+    with pytest.raises(ValueError, match="model holds no run"):
+        RunDirectory(model)
+    for fresh in (False, True):
+        with pytest.raises(ValueError, match="model is not empty and holds no run"):
+            RunDirectory(model, CONFIG, fresh=fresh)
+    assert (model / "model.safetensors").read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("content", [b"", b'{"status": ', b"\xff\xfe\x00", b"[1]"])
+def test_an_error_of_json_names_the_file(tmp_path, content):
+    def broken(file):
+        (tmp_path / file).write_bytes(content)
+        return pytest.raises(ValueError, match=re.escape(f"{tmp_path / file} must "))
+
+    run = RunDirectory(tmp_path, CONFIG)
+    with broken("environment.json"):
+        _ = run.environment
+    with broken("result.json"):
+        _ = run.result
+    with broken("result.json"):
+        RunDirectory.status(tmp_path)
+    with broken("config.json"):
+        _ = run.config
+    with broken("config.json"):
+        RunDirectory(tmp_path, CONFIG)
+    assert RunDirectory(tmp_path, CONFIG, fresh=True).config["model"] == "swila"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1}', '{"host": "here", "step": 3}'])
+def test_progress_that_cannot_be_read_loses_no_run(tmp_path, content):
+    run, progress = RunDirectory(tmp_path, CONFIG), tmp_path / "progress.json"
+    progress.write_text(content)
+    assert RunDirectory.status(tmp_path)["status"] in ("waiting", "interrupted")
+    run.save_checkpoint({})
+    progress.write_text(content)
+    assert RunDirectory.status(tmp_path)["status"] == "interrupted"
+    run.note_start()
+    assert RunDirectory.status(tmp_path)["status"] == "running"
+    run.finish({"status": "finished", "best": 0.5})
+    progress.write_text(content)
+    assert run.result == RunDirectory.status(tmp_path) == {"status": "finished", "best": 0.5}
+
+
+def test_a_failure_that_cannot_be_read_is_a_failure(tmp_path):
+    RunDirectory(tmp_path, CONFIG)
+    (tmp_path / "error.json").write_text("{")
+    found = RunDirectory.status(tmp_path)
+    assert found["status"] == "failed"
+    assert f"{tmp_path / 'error.json'} must be a JSON file" in found["error"]
+
+
+def test_a_checkpoint_that_cannot_be_read_says_whether_the_run_is_lost(tmp_path):
+    run = RunDirectory(tmp_path, CONFIG)
+    (tmp_path / "checkpoint.pt").write_bytes(b"half a checkpoint")
+    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; delete it to begin the run anew"):
+        run.load_checkpoint()
+    run.finish({"status": "finished"})
+    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; the run is over, its result stays"):
+        run.load_checkpoint()

@@ -25,6 +25,7 @@ from swila.cli.text import (
     TopP,
     load_model,
     make_streamer,
+    read_text,
 )
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def generate(
             fail("a prompt, --file or --state must be given")
         if temperature == 0 and (top_k is not None or top_p < 1 or seed is not None):
             fail("--seed, --top-k and --top-p have no effect without --temperature")
-        prompts = [sys.stdin.read() if text == "-" else text for text in prompt or []]
-        text = None if file is None else file.read_text()
+        prompts = [read_text(None) if text == "-" else text for text in prompt or []]
+        text = None if file is None else read_text(file)
         from swila.generation import GenerationState, prefill
         from swila.generation import generate as run
 

@@ -25,21 +25,19 @@ def inspect(
     context, and what its answers are worth when it may not write at one kind of token. Goes to memory.json in the run's
     directory.
     """
-    import json
-
     from rich.console import Console
 
     from swila.environment import environment
     from swila.experiments.cdar_memory import memory_report
     from swila.experiments.training_run import TrainingRun
     from swila.tasks import CDAR
-    from swila.training.run_directory import write_json
+    from swila.training.run_directory import is_run, read_json, write_json
 
     console = Console()
     with one_line_errors():
-        if not (run / "config.json").exists():
+        if not is_run(run):
             raise ValueError(f"run must be the directory of one run, with its config.json, got {run}")
-        trained = TrainingRun.from_config(json.loads((run / "config.json").read_text()))
+        trained = TrainingRun.from_config(read_json(run / "config.json"))
         if not isinstance(trained.task, CDAR):
             raise ValueError(f"run must be one of cdar, got one of {type(trained.task).__name__}")
         model = trained.load(run)

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swila.cli.time_left import TimeLeft, in_words
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as ProgressBar
@@ -42,7 +44,7 @@ def train(
     signal.signal(signal.SIGTERM, terminate)
     options: dict[str, Any] = {"device": device, "jobs": jobs, "threads": threads, "tensorboard": tensorboard}
     try:
-        with Live(console, runs) as show:
+        with Live(console, runs, jobs) as show:
             return run_all(runs, directory, fresh=fresh, report=show, **options)
     except KeyboardInterrupt:
         console.print(f"interrupted; the same command goes on from {directory}", markup=False)
@@ -52,20 +54,23 @@ def train(
 class Live:
     """Bars for the runs under way, and a line for each one that is over."""
 
-    def __init__(self, console: Console, runs: list[TrainingRun]) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    def __init__(self, console: Console, runs: list[TrainingRun], jobs: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self.bar: ProgressBar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}", style="progress.remaining"),
             console=console,
         )
         self.names = {each.name: f"{each.label} {each.name.removeprefix(each.label + '-')}" for each in runs}
-        self.total = self.bar.add_task("[bold]all runs[/]", total=sum(each.training.steps for each in runs), note="")
         self.planned = {each.name: each.training.steps for each in runs}
+        self.left = TimeLeft(self.planned, jobs)
+        self.total = self.bar.add_task(
+            "[bold]all runs[/]", total=sum(self.planned.values()), note="", left=in_words(None)
+        )
         self.done: dict[str, int] = {}
         self.tasks: dict[str, Any] = {}
 
@@ -79,18 +84,25 @@ class Live:
     def __call__(self, news: News) -> None:
         name = news.name
         if news.result is None and name not in self.tasks:
-            self.tasks[name] = self.bar.add_task(self.names[name], total=self.planned[name], note="getting ready")
+            self.left.begun(name)
+            self.tasks[name] = self.bar.add_task(
+                self.names[name], total=self.planned[name], note="getting ready", left=in_words(None)
+            )
         if news.progress is not None and news.result is None:
             score = news.progress.score
             note = "" if score is None else f"{called(news.progress.metric)} {score:.3f}"
             self.bar.update(self.tasks[name], completed=news.progress.step, note=note)
+            self.left.progressed(name, news.progress.step)
             self.done[name] = news.progress.step
         if news.result is not None:
             if name in self.tasks:
                 self.bar.remove_task(self.tasks.pop(name))
+            self.left.over(name)
             self.done[name] = self.planned[name]
             self.bar.console.print(f"  {self.names[name]}: {_in_words(news.result)}", highlight=False)
-        self.bar.update(self.total, completed=sum(self.done.values()))
+        self.bar.update(self.total, completed=sum(self.done.values()), left=in_words(self.left.of_all()))
+        for each, task in self.tasks.items():
+            self.bar.update(task, left=in_words(self.left.of(each)))
 
 
 def called(metric: str) -> str:

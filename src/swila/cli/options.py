@@ -43,12 +43,17 @@ def parse_device(text: str) -> str:
     """A device that is there."""
     import torch
 
+    reason = None
     try:
         device = torch.device(text)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].split("Expected one of")[0].strip()
-        raise ValueError(f"device {text!r} cannot be used here (cpu, cuda and cuda:1 are devices): {reason}") from None
+        if device.type == "meta":
+            reason = "its tensors hold no numbers"
+    except (RuntimeError, AssertionError) as error:  # of which the first sentence is for users
+        reason = str(error).partition("\n")[0].partition("Expected one of")[0].partition(". ")[0].strip()
+        reason = reason or "torch has no device of this name"
+    if reason is not None:
+        raise ValueError(f"device {text!r} cannot be used here (cpu, cuda and cuda:1 are devices): {reason}")
     return text
 
 

@@ -51,16 +51,17 @@ def plot(
 
 def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
     """The experiment of some directories or results files, and a record of each."""
-    import json
-
     from swila.experiments.by_name import by_name
     from swila.experiments.registry import EXPERIMENTS
+    from swila.training.run_directory import read_json
 
     records: list[dict[str, Any]] = []
     for path in paths:
         known = path / "experiment.json"
         if path.is_dir() and known.exists():
-            claimed = json.loads(known.read_text())
+            claimed = read_json(known)
+            if not {"experiment", "preset"} <= claimed.keys():
+                raise ValueError(f"{known} must name an experiment and a preset, got {', '.join(claimed) or 'nothing'}")
             records.append(by_name("experiment", claimed["experiment"], EXPERIMENTS).record(claimed["preset"], path))
             continue
         if not path.exists():
@@ -70,10 +71,10 @@ def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
             hint = f"; there are some in it: {', '.join(inside)}" if inside else ""
             raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}{hint}")
         try:
-            record = json.loads(path.read_text())
+            record = read_json(path)
         except ValueError:
-            record = None
-        if not isinstance(record, dict) or not {"experiment", "runs", "rows"} <= record.keys():
+            record = {}
+        if not {"experiment", "runs", "rows"} <= record.keys():
             raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}")
         records.append(record)
     names = {record["experiment"] for record in records}

@@ -38,14 +38,12 @@ def status(
     from rich.markup import escape
     from rich.table import Table
 
-    from swila.training import RunDirectory
-
     console = Console()
     with one_line_errors():
         for state in only or ():
             if state not in COLOURS:
                 raise ValueError(f"only must be one of {', '.join(COLOURS)}, got {state}")
-        states = [(path.name, RunDirectory.status(path)) for root in runs for path in _found(root)]
+        states = [(path.name, _status(path)) for root in runs for path in _found(root)]
     table, reasons = Table(box=None), list[str]()
     for heading in ("run", "status", "step", "score", "time"):
         left = heading in ("run", "status")
@@ -72,6 +70,16 @@ def _found(root: Path) -> list[Path]:
     if not found:
         raise ValueError(f"runs must be directories of swila run, got {root}, which holds none")
     return found
+
+
+def _status(path: Path) -> dict[str, Any]:
+    """How a run stands; one whose result cannot be read is not to hide the others."""
+    from swila.training import RunDirectory
+
+    try:
+        return RunDirectory.status(path)
+    except ValueError as error:
+        return {"status": "failed", "error": str(error)}
 
 
 def _cells(found: dict[str, Any]) -> tuple[str, str, str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swila.cli.options import parse_device, parse_dtype
+
+if TYPE_CHECKING:
+    import torch
 
 Model = Annotated[str, typer.Argument(help="Directory (or hub name) of a saved model with its tokenizer.")]
 Device = Annotated[str | None, typer.Option(help="Device; by default cuda if there is one, else cpu.")]
@@ -33,11 +37,11 @@ def load_model(
     looks_like_a_path = model.count("/") != 1 or folder.parent.is_dir()
     if not folder.is_dir() and looks_like_a_path:
         raise ValueError(f"model must be a directory that save_pretrained wrote, or a name on the hub, got {model!r}")
+    _refuse_adapter(folder)
     import torch
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from swila import SwiLAForCausalLM
     from swila.generation.state import saved_dtype
 
     logging.disable_progress_bar()
@@ -45,13 +49,75 @@ def load_model(
     of_state = None if state is None else saved_dtype(state)
     kind = parse_dtype(dtype or of_state or ("bfloat16" if where.startswith("cuda") else "float32"))
     logging.set_verbosity_error()
-    network = SwiLAForCausalLM.from_pretrained(model, dtype=kind).to(where).eval()
+    network = _load_network(model, kind).to(where).eval()
     try:
         return network, AutoTokenizer.from_pretrained(tokenizer or model)
     except (ValueError, OSError):
         raise ValueError(
             f"no tokenizer was found in {tokenizer or model!r}; name its directory with --tokenizer"
         ) from None
+
+
+def _load_network(model: str, dtype: torch.dtype) -> Any:
+    from swila import SwiLAForCausalLM
+
+    try:
+        return SwiLAForCausalLM.from_pretrained(model, dtype=dtype)
+    except Exception as error:  # transformers passes on whatever safetensors, torch and json raise, without the file
+        if (found := _unreadable(Path(model))) is None:
+            raise
+        file, reason = found
+        raise ValueError(f"model must be whole, but {file} is cut off or damaged; copy it anew ({reason})") from error
+
+
+def _unreadable(folder: Path) -> tuple[Path, str] | None:
+    """The first file of a model that cannot be read, and why."""
+    import json
+
+    import torch
+    from safetensors import safe_open
+
+    def open_weights(file: Path) -> None:
+        with safe_open(file, "pt"):
+            pass
+
+    for pattern, read in (
+        ("config.json", lambda file: json.loads(file.read_text(encoding="utf-8"))),
+        ("*.index.json", lambda file: json.loads(file.read_text(encoding="utf-8"))),
+        ("*.safetensors", open_weights),
+        ("*.bin", lambda file: torch.load(file, map_location="meta", weights_only=True)),
+    ):
+        for file in sorted(folder.glob(pattern)):
+            try:
+                read(file)
+            except Exception as error:
+                return file, str(error).partition("\n")[0].partition(". ")[0]
+    return None
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Raise ValueError with what to do if a directory holds a PEFT adapter without the model it belongs to."""
+    from swila.training.run_directory import read_json
+
+    config = folder / "adapter_config.json"
+    if not config.exists() or any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        return
+    base = read_json(config).get("base_model_name_or_path") or "BASE"
+    raise ValueError(
+        f"model must be a whole model, got a PEFT adapter in {str(folder)!r}; merge it into its base model first: "
+        f"base = SwiLAForCausalLM.from_pretrained({base!r}); "
+        f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload().save_pretrained(DIRECTORY)"
+    )
+
+
+def read_text(file: Path | None) -> str:
+    """The text of a file, or with None of the standard input."""
+    try:
+        return sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        source = "the prompt on the standard input" if file is None else f"file {file}"
+        found = f"byte {error.object[error.start]:#04x} at position {error.start}"
+        raise ValueError(f"{source} must be text in UTF-8, got {found}: {error.reason}") from None
 
 
 def make_streamer(tokenizer: Any, skip_prompt: bool) -> Any:

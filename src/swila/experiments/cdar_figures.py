@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from swila.experiments.training_run import TrainingRun
 from swila.plots import RoutingPanel, routing_picture
 from swila.tasks import CDAR, IGNORE, Examples
 from swila.training import RunDirectory
+
+logger = logging.getLogger("swila")
 
 
 def draw(record: dict[str, Any], out: Path, directory: Path | None) -> list[list[Path]]:
@@ -40,7 +43,11 @@ def draw_routing(runs: Sequence[TrainingRun], directory: Path, out: Path) -> lis
     chosen = _to_compare(runs, directory)
     for run, accuracy in chosen:
         model = run.label
-        network = run.load(directory / run.name)
+        try:
+            network = run.load(directory / run.name)
+        except ValueError as error:  # its result counts all the same
+            logger.warning("%s is left out of the picture of the routing: %s", run.name, error)
+            continue
         learnt, trace = routing(network, others), routing(network, shown)
         owned = sum(shares_by_context(side, others.context, task.num_contexts) for side in learnt)
         assert isinstance(owned, torch.Tensor)

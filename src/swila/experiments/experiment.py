@@ -97,7 +97,7 @@ class Experiment:
         return record
 
     def join(self, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One record out of several; of a run that is in several of them, one that is over counts."""
+        """One record out of several; of a run that is in several of them, one that is over counts, else the longest."""
         runs: dict[str, Any] = {}
         places: list[dict[str, Any]] = []
         for record in records:
@@ -109,7 +109,7 @@ class Experiment:
                 for key in ("planned_steps", "precision", "train_examples", "parameters"):
                     if name in runs and runs[name].get(key) != run.get(key):
                         raise ValueError(f"runs must be trained alike to be joined, but {name} has another {key}")
-                if "best" not in runs.get(name, {}):
+                if name not in runs or _how_far(run) > _how_far(runs[name]):
                     runs[name] = run
             places += [record["environment"], *record.get("other_environments", [])]
         runs = self._ordered(runs.values())
@@ -142,13 +142,18 @@ def _where(environments: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"environment": first, **({"other_environments": more} if more else {})}
 
 
+def _how_far(run: dict[str, Any]) -> tuple[bool, int]:
+    """Whether a run of a record is over, and its last step."""
+    return "best" in run, run.get("step", 0)
+
+
 def runs_in(directory: Path) -> list[TrainingRun]:
     """All runs of a directory, over or not; one that another version left, and this one cannot read, is passed over."""
     found = []
     for path in runs_below(directory):
         try:
             own = RunDirectory(path)
-            own.metrics()
+            _ = own.metrics(), own.environment, own.result
             found.append(TrainingRun.from_config(own.config))
         except (KeyError, TypeError, ValueError, OSError) as error:
             logger.warning("%s is passed over: it cannot be read (%s: %s)", path, type(error).__name__, error)
@@ -163,6 +168,9 @@ def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
     curve = [[line["step"], line[score]] for line in own.metrics()]
     hidden = ("pid", "host", "metric") if "best" in status else ("pid", "host", "metric", "steps")
     told = {key: status[key] for key in status if key not in hidden}
+    # an evaluation is written down at once, progress every few seconds: a run that was killed may be further than noted
+    if "best" not in told and curve and curve[-1][0] > told.get("step", 0):
+        told["step"], told["score"] = curve[-1]
     return {**run.facts(), **told, "curve": curve}
 
 

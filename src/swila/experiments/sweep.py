@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from swila.training import Interrupts, Progress, RunDirectory, interrupts_as_flag
-from swila.training.run_directory import first_difference, write_json
+from swila.training.run_directory import first_difference, read_json, write_json
 
 
 class Training(Protocol):
@@ -75,7 +75,7 @@ def claim(out: Path, experiment: dict[str, Any]) -> None:
             if any(path.suffix != ".tmp" for path in out.iterdir()):
                 raise ValueError(f"out {out} is not empty and holds no experiment; choose another directory")
             write_json(known, experiment)
-        if difference := first_difference(json.loads(known.read_text()), experiment):
+        if difference := first_difference(read_json(known), experiment):
             raise ValueError(f"out {out} holds another experiment ({difference}); choose another directory")
         with tempfile.TemporaryFile(dir=out):
             pass

@@ -34,7 +34,7 @@ class RunDirectory:
         self.path = Path(path)
         self._noted = 0.0
         if config is None:
-            if not (self.path / "config.json").exists():
+            if not is_run(self.path):
                 raise ValueError(f"{path} holds no run")
             return
         self.check(path, config, fresh)
@@ -55,10 +55,10 @@ class RunDirectory:
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"the run directory {path} is a file; choose another place")
-        known = path / "config.json"
-        if known.exists():
-            difference = first_difference(json.loads(known.read_text()), json.loads(json.dumps(config)))
-            if difference and not fresh:
+        if is_run(path):
+            if fresh:
+                return
+            if difference := first_difference(read_json(path / "config.json"), json.loads(json.dumps(config))):
                 raise ValueError(
                     f"{path} holds another run ({difference}); choose another directory, or start over (--fresh)"
                 )
@@ -68,18 +68,17 @@ class RunDirectory:
     @property
     def config(self) -> dict[str, Any]:
         """What was run."""
-        return json.loads((self.path / "config.json").read_text())
+        return read_json(self.path / "config.json")
 
     @property
     def result(self) -> dict[str, Any] | None:
         """What came out, or None if the run is not over."""
-        path = self.path / "result.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return _read(self.path / "result.json")
 
     @property
     def environment(self) -> dict[str, Any]:
         """Where the run began: hardware, versions, commit."""
-        return json.loads((self.path / "environment.json").read_text())
+        return read_json(self.path / "environment.json")
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write down what came out."""
@@ -90,7 +89,7 @@ class RunDirectory:
         """Note that a process is at work here, and forget why an earlier one failed."""
         (self.path / "error.json").unlink(missing_ok=True)
         self._noted = time.monotonic()
-        before = _read(self.path / "progress.json") or {"step": 0}
+        before = _read_or_none(self.path / "progress.json") or {"step": 0}
         write_json(self.path / "progress.json", before | {"pid": os.getpid(), "host": socket.gethostname()})
 
     def note_progress(self, progress: Any, now: bool = False) -> None:
@@ -109,16 +108,17 @@ class RunDirectory:
     def status(path: Path) -> dict[str, Any]:
         """How a run stands, from its files: ``status`` and what is known beside it.
 
-        The status is that of the result, or ``"failed"``, ``"running"``, ``"interrupted"`` or ``"waiting"``.
+        The status is that of the result, or ``"failed"``, ``"running"``, ``"interrupted"`` or ``"waiting"``. A
+        ``progress.json`` that cannot be read counts as none; a ``result.json`` that cannot be read is a ValueError.
         """
-        error, progress = _read(path / "error.json"), _read(path / "progress.json") or {}
+        error, progress = _read_error(path / "error.json"), _read_or_none(path / "progress.json") or {}
         state = "interrupted" if progress or (path / "checkpoint.pt").exists() else "waiting"
         if progress and _alive(progress):
             state = "running"
         if (result := _read(path / "result.json")) is not None:  # the last to be read: a run may end meanwhile
             return result
         if error is not None:
-            return {**progress, "status": "failed", "error": error["error"]}
+            return {**progress, "status": "failed", "error": error}
         return {**progress, "status": state}
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
@@ -135,7 +135,9 @@ class RunDirectory:
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds
-            raise ValueError(f"{path} cannot be read; delete it to begin the run anew") from error
+            over = (self.path / "result.json").exists()
+            advice = "the run is over, its result stays" if over else "delete it to begin the run anew"
+            raise ValueError(f"{path} cannot be read; {advice}") from error
 
     @property
     def metrics_path(self) -> Path:
@@ -155,25 +157,62 @@ class RunDirectory:
         return lines
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; a ValueError that names the file if there is something else in it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of the decoding or of JSON
+        raise ValueError(f"{path} must be a JSON file, but cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     """A file, or None if it is not there; files are written in one stroke."""
     try:
-        return json.loads(path.read_text())
+        return read_json(path)
     except FileNotFoundError:
         return None
 
 
+def _read_or_none(path: Path) -> dict[str, Any] | None:
+    """A file that a run can do without, or None if it is not there or cannot be read."""
+    try:
+        return _read(path)
+    except ValueError:
+        return None
+
+
+def _read_error(path: Path) -> str | None:
+    """Why a run failed, or None if it did not."""
+    try:
+        found = _read(path)
+    except ValueError as error:
+        return str(error)
+    return None if found is None else str(found.get("error"))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory holds a run; a ``config.json`` alone is somebody else's, a saved model for example."""
+    return (path / "config.json").exists() and (path / "environment.json").exists()
+
+
 def runs_below(directory: Path) -> list[Path]:
     """The run directories in a directory; hidden ones are on their way out."""
-    return sorted(path.parent for path in directory.glob("*/config.json") if not path.parent.name.startswith("."))
+    found = (path.parent for path in directory.glob("*/config.json"))
+    return sorted(path for path in found if is_run(path) and not path.name.startswith("."))
 
 
 def _alive(progress: dict[str, Any]) -> bool:
     """Whether the process that noted this is still there; on another machine one cannot know."""
-    if progress["host"] != socket.gethostname() or os.name != "posix":  # elsewhere the question itself would end it
+    pid = progress.get("pid")
+    if not isinstance(pid, int) or progress.get("host") != socket.gethostname():
+        return False
+    if os.name != "posix":  # elsewhere the question itself would end it
         return False
     try:
-        os.kill(progress["pid"], 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

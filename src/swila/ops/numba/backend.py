@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from threading import Timer
 from typing import Any
 
 import torch
@@ -154,20 +153,23 @@ _said: list[bool] = []
 
 @contextmanager
 def _word_if_compiling(kernel: Any) -> Iterator[None]:
-    """Say so where the first use takes long because numba compiles; the result is cached on disk."""
-
-    def say() -> None:
-        if not kernel.nopython_signatures and not _said:
-            _said.append(True)
-            logging.getLogger("swila").warning("numba compiles the kernels of swila, once: some 20 seconds")
-
-    timer = Timer(2.0, say)
-    if not kernel.nopython_signatures:
-        timer.start()
-    try:
+    """Say so once where numba compiles the kernel; it does not where it finds it in its cache on disk."""
+    if _said:
         yield
-    finally:
-        timer.cancel()
+        return
+    from numba.core import event
+
+    class Say(event.Listener):
+        def on_start(self, event: Any) -> None:
+            if event.data["dispatcher"] is kernel and not _said:
+                _said.append(True)
+                logging.getLogger("swila").warning("numba compiles the kernels of swila, once: some 20 seconds")
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Say()):
+        yield
 
 
 @cache
