@@ -23,9 +23,9 @@ run: $(READY)  ## the main job: Temporal SwiLA, SwiLA and DeltaNet on a small CD
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -q -n auto
 
-# Not the hundreds of random sizes: each would be compiled.
+# Not the hundreds of random sizes: each would be compiled. First what takes longest, flash-linear-attention's own tuning.
 test-gpu: $(READY)  ## the tests of operation, layers, models, generation and captured training on an NVIDIA GPU
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --device cuda tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py tests/tasks/test_regbench.py tests/training/test_chosen_weights.py -k 'not test_any_call'
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --device cuda tests/layers/test_fla.py tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py tests/tasks/test_regbench.py tests/training/test_chosen_weights.py -k 'not test_any_call'
 
 sanitize: $(READY)  ## every CUDA kernel under compute-sanitizer: memcheck and racecheck
 	@$(BIN)/python tools/sanitize.py

@@ -18,7 +18,8 @@ LAYERS = {
 }
 
 
-@pytest.fixture(params=LAYERS)
+# A layer's tests in one process: its kernels tune themselves for minutes, once in each.
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in LAYERS])
 def pair(request, device, monkeypatch):
     if device == "cpu" or (reason := fla.unusable()):
         pytest.skip("needs --device cuda" if device == "cpu" else reason)
