@@ -99,7 +99,7 @@ def check_backend(call: dict[str, Any], backend: str, gradients: bool = True) ->
         name: TIMES_REFERENCE * scale * _error(t, truth[name]) + ROUNDINGS * full for name, t in yardstick.items()
     }
     errors = {name: _error(t, truth[name]) for name, t in evaluate(call, backend, gradients).items()}
-    bits = get_backend(backend).operand_bits(dtype)
+    bits = get_backend(backend).operand_bits(dtype) or 0
 
     def compared(draws: int) -> list[Check]:
         """The checks, with the bound of so many roundings."""
