@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from language_models import NAMES, tiny, tokens
@@ -92,6 +93,16 @@ def test_states_of_others_are_refused(tmp_path):
         GenerationState.load(tmp_path / "nothing", model)
     save_file(load_file(path), path)  # without what it says about itself
     with pytest.raises(ValueError, match="not a saved state of this version"):
+        GenerationState.load(path, model)
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    model, path = tiny("temporal-swila"), tmp_path / "state"
+    prefill(model, [1, 2, 3]).save(path, model)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path), path, metadata | {"format": "swila-state-0"})
+    with pytest.raises(ValueError, match=r"not a saved state of this version: format must be .*, got 'swila-state-0'"):
         GenerationState.load(path, model)
 
 
