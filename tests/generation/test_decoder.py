@@ -37,6 +37,15 @@ def test_a_call_leaves_nothing_to_the_next(name):
     assert swapped.tokens == first.tokens[::-1]
 
 
+def test_more_room_is_made_where_it_is_needed():
+    """Without attention too, where only the new tokens need it."""
+    model = tiny("swila", num_hidden_layers=1)
+    short = generate(model, [1, 2], max_new_tokens=3, stop=()).tokens[0]
+    long = generate(model, [1, 2], max_new_tokens=260, stop=()).tokens[0]
+    assert len(long) == 260
+    assert long[:3] == short
+
+
 def test_each_sampling_has_its_own_decoder():
     model, prompt = tiny("temporal-swila"), tokens(5).tolist()
     expected = alone(model, prompt, 10)
