@@ -101,6 +101,22 @@ def test_bench_refuses_to_time_a_wrong_backend(run, tmp_path):
     assert rows["blocked"]["total_ms"] > 0
 
 
+def test_bench_checks_what_it_times(run, tmp_path):
+    """A backend that is wrong only where no statistics are asked for, as in what is timed."""
+
+    def forward(x, options, save):
+        found, saved = get_backend("blocked").forward(x, options, save)
+        return found if options.routing_stats else found._replace(output=found.output * 1.001), saved
+
+    register_backend(replace(get_backend("blocked"), name="broken", forward=forward))
+    out = tmp_path / "op.json"
+    result = run("bench", "op", "--shape", "B1 T40 H1 K8 V4 J2", "--repeats", "1", "--out", str(out))
+    assert result.exit_code == 1
+    rows = {row["backend"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["broken"]["refused"].startswith("wrong: output off by 1.0e-03")
+    assert rows["blocked"]["total_ms"] > 0
+
+
 def test_bench_survives_a_crash_and_a_refusal(run, tmp_path):
     def crash(x, options, save):
         raise RuntimeError("illegal memory access")

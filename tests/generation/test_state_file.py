@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from language_models import NAMES, tiny, tokens
@@ -159,6 +160,16 @@ def test_flipped_bits_are_refused(tmp_path):
         GenerationState.load(path, model)
     path.write_bytes(whole)
     assert_same(GenerationState.load(path, model), state)
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    model, path = tiny("temporal-swila"), tmp_path / "state"
+    prefill(model, [1, 2, 3]).save(path, model)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path), path, metadata | {"format": "swila-state-0"})
+    with pytest.raises(ValueError, match=r"not a saved state of this version: format must be .*, got 'swila-state-0'"):
+        GenerationState.load(path, model)
 
 
 def test_rows_can_be_taken_and_repeated():

@@ -1,6 +1,7 @@
 """Under torch.compile: one graph, forward and backward, any length; and the operators obey torch.library's rules."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from served import on_cpu
 from torch._dynamo.utils import counters
 
 from swila import switching_delta_rule, switching_delta_rule_step
-from swila.ops import library
+from swila.ops import backends, library
 from swila.ops.backends import choose_backend, get_backend, usable_backends
 from swila.ops.call import Inputs, Options, Problem
 from swila.testing import VARIANTS, Shape, make_call
@@ -94,6 +95,43 @@ def test_a_step_in_place(name):
     x = Inputs(*(make_call()[name] for name in ("q", "k", "v", "beta", "key_logits", "query_logits")))
     problem = Problem.of(x, Options(), needs_grad=False)
     assert choose_backend("auto:blocked,reference", problem).name == "blocked"
+
+
+def test_bad_calls_are_refused_while_they_are_traced():
+    """The ValueError of the check comes in torch's own error."""
+    torch._dynamo.reset()
+    call = make_call(shape=Shape(B=2, T=8, H=2, K=4, V=3, J=2), requires_grad=False)
+    compiled = torch.compile(lambda call: switching_delta_rule(**call).output, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"k must be \[B, T, H, K\] = \[2, 8, 2, 4\], got shape \[2, 8, 2, 5\]"):
+        compiled(call | {"k": torch.zeros(2, 8, 2, 5)})
+    with pytest.raises(Exception, match="decay_order must be 'pre' or 'post', got 'middle'"):
+        compiled(call | {"decay_order": "middle"})
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_bad_values_are_refused_by_a_compiled_step(inplace):
+    torch._dynamo.reset()
+    call = make_call(shape=Shape(T=1), requires_grad=False)
+    call["beta"] = torch.full_like(call["beta"], 1.5)
+    step = torch.compile(lambda x: switching_delta_rule_step(**x, inplace=inplace).output, backend="eager")
+    with pytest.raises(ValueError, match=r"beta must have values within \[0, 1\]"):
+        step(call)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_the_backward_needs_is_kept_only_for_it(gradients, monkeypatch):
+    asked = []
+
+    def forward(x, options, save):
+        asked.append(save)
+        return get_backend("blocked").forward(x, options, save)
+
+    monkeypatch.setattr(backends, "_registered", {})
+    backends.register_backend(replace(get_backend("blocked"), name="watched", forward=forward))
+    switching_delta_rule(**make_call(requires_grad=gradients), backend="watched")
+    with torch.no_grad():
+        switching_delta_rule(**make_call(), backend="watched")
+    assert asked == [gradients, False]
 
 
 def test_no_gradient_keeps_nothing():

@@ -39,8 +39,8 @@ def kernels(device, request):
     unregister_backend("emulated")
 
 
-def assert_right(call, backend):
-    wrong = [check for check in check_backend(call, backend) if not check.ok]
+def assert_right(call, backend, **options):
+    wrong = [check for check in check_backend(call, backend, **options) if not check.ok]
     assert not wrong, wrong
 
 
@@ -60,6 +60,30 @@ def test_mixtures(kernels, device, J):
     assert_right(
         make_call(VARIANTS["plain"], Shape(B=1, T=18, H=1, K=16, V=16, J=J), dtype=BF16, device=device), kernels
     )
+
+
+@pytest.mark.parametrize("name", ["temporal", "unnormalized"])
+def test_gates_of_many_mixtures(kernels, device, name):
+    """Beyond four mixtures bf16 has a forward of its own."""
+    assert_right(make_call(VARIANTS[name], Shape(B=1, T=18, H=1, K=16, V=16, J=5), dtype=BF16, device=device), kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "J", "dtype"),
+    [
+        ("plain", 4, BF16),
+        ("plain", 5, BF16),
+        ("plain", 16, BF16),
+        ("plain", 2, F32),
+        ("gated", 2, BF16),
+        ("gated-value", 2, BF16),
+    ],
+    ids=str,
+)
+def test_without_statistics(kernels, device, name, J, dtype):
+    """As in training: the query mix is then made by other lanes."""
+    call = make_call(VARIANTS[name], Shape(B=1, T=34, H=1, K=16, V=16, J=J), dtype=dtype, device=device)
+    assert_right(call, kernels, statistics=False)
 
 
 @pytest.mark.parametrize(("K", "V"), [(16, 128), (64, 64), (128, 16), (128, 128)])
@@ -183,6 +207,37 @@ def test_step(kernels, device, name, dtype):
     for mine, ours, theirs in zip(state, again.state, found.state, strict=True):
         assert mine is ours
         assert mine is None or torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["plain", "temporal", "gated-temporal"])
+def test_step_without_a_state(kernels, device, name):
+    """The first token of a text: W = 0, r and rho uniform."""
+    call = make_call(
+        VARIANTS[name], Shape(B=2, T=1, H=2, K=16, V=16, J=3), device=device, initial_state=False, requires_grad=False
+    )
+    expected = switching_delta_rule_step(**call, backend="reference")
+    found = switching_delta_rule_step(**call, backend=kernels)
+    torch.testing.assert_close(found.output, expected.output)
+    for ours, theirs in zip(found.state, expected.state, strict=True):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs)
+    alone = switching_delta_rule_step(**call, backend=kernels, return_state=False)
+    assert torch.equal(alone.output, found.output)
+    assert alone.state is None
+
+
+def test_step_in_place_of_a_strided_state(kernels, device):
+    """A cache may keep its states in any layout; the step writes to it all the same."""
+    call = make_call(
+        VARIANTS["gated-temporal"], Shape(B=2, T=1, H=2, K=16, V=32, J=3), device=device, requires_grad=False
+    )
+    expected = switching_delta_rule_step(**call, backend=kernels)
+    state = SwitchingState(*(t.mT.contiguous().mT for t in call["initial_state"]))
+    assert not state.W.is_contiguous()
+    switching_delta_rule_step(**call | {"initial_state": state}, backend=kernels, inplace=True)
+    for mine, theirs in zip(state, expected.state, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.fixture

@@ -181,6 +181,16 @@ def test_value_checks_can_be_switched(monkeypatch):
     switching_delta_rule(**bad)
 
 
+def test_values_on_a_gpu_are_read_only_if_asked_for(monkeypatch):
+    """To read them stops the host until the device has caught up."""
+    from swila.ops import validation
+
+    for when, here, on_gpu in (("cpu", True, False), ("always", True, True), ("never", False, False)):
+        monkeypatch.setattr(validation, "_value_checks", when)
+        assert validation.values_are_checked(torch.device("cpu")) is here
+        assert validation.values_are_checked(torch.device("cuda")) is on_gpu
+
+
 def test_mixed_half_and_full_precision_is_welcome(name):
     """A bf16 layer computes its gates in float32."""
     mixed = make_call(VARIANTS["gated-temporal"], SHAPE, dtype=torch.bfloat16, requires_grad=False)

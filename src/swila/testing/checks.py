@@ -66,9 +66,9 @@ def results(output: SwitchingOutput) -> dict[str, Tensor]:
     return {name: t for name, t in parts.items() if t is not None}
 
 
-def evaluate(call: dict[str, Any], backend: str, gradients: bool = True) -> dict[str, Tensor]:
+def evaluate(call: dict[str, Any], backend: str, gradients: bool = True, statistics: bool = True) -> dict[str, Tensor]:
     """All results of a call and, under ``d name``, the gradients of a fixed random combination of them."""
-    found = results(switching_delta_rule(**call, return_state=True, routing_stats=True, backend=backend))
+    found = results(switching_delta_rule(**call, return_state=True, routing_stats=statistics, backend=backend))
     inputs = {name: t for name, t in leaves(call).items() if t.requires_grad}
     if gradients:
         generator = torch.Generator().manual_seed(1)
@@ -81,31 +81,34 @@ def evaluate(call: dict[str, Any], backend: str, gradients: bool = True) -> dict
     return {name: t.detach() for name, t in found.items()}
 
 
-def exact(call: dict[str, Any], gradients: bool = True) -> dict[str, Tensor]:
+def exact(call: dict[str, Any], gradients: bool = True, statistics: bool = True) -> dict[str, Tensor]:
     """The specification of a call: the token loop in float64 on the CPU."""
-    return evaluate(_converted(call, torch.float64, "cpu"), "reference", gradients)
+    return evaluate(_converted(call, torch.float64, "cpu"), "reference", gradients, statistics)
 
 
-def check_backend(call: dict[str, Any], backend: str, gradients: bool = True) -> list[Check]:
-    """Compare a backend with the specification; every entry says how far off it is and how far it may be."""
-    truth = exact(call, gradients)
+def check_backend(call: dict[str, Any], backend: str, gradients: bool = True, statistics: bool = True) -> list[Check]:
+    """Compare a backend with the specification; every entry says how far off it is and how far it may be.
+
+    ``statistics=False`` leaves out the statistics of the routing: kernels take another path without them.
+    """
+    truth = exact(call, gradients, statistics)
     dtype, full = call["q"].dtype, torch.finfo(torch.float32).eps
-    yardstick, scale = evaluate(_converted(call, None, "cpu"), "reference", gradients), 1.0
+    yardstick, scale = evaluate(_converted(call, None, "cpu"), "reference", gradients, statistics), 1.0
     if dtype == torch.float64:  # nothing is more precise: how far float32 is off tells how roundings grow
-        yardstick = evaluate(_converted(call, torch.float32, "cpu"), "reference", gradients)
+        yardstick = evaluate(_converted(call, torch.float32, "cpu"), "reference", gradients, statistics)
         scale = torch.finfo(torch.float64).eps / full
         full = torch.finfo(torch.float64).eps
     allowed = {
         name: TIMES_REFERENCE * scale * _error(t, truth[name]) + ROUNDINGS * full for name, t in yardstick.items()
     }
-    errors = {name: _error(t, truth[name]) for name, t in evaluate(call, backend, gradients).items()}
+    errors = {name: _error(t, truth[name]) for name, t in evaluate(call, backend, gradients, statistics).items()}
     bits = get_backend(backend).operand_bits(dtype) or 0
 
     def compared(draws: int) -> list[Check]:
         """The checks, with the bound of so many roundings."""
         squares = dict.fromkeys(errors, 0.0)
         for seed in range(draws):
-            rounded = evaluate_rounded(call, bits, gradients, seed)
+            rounded = evaluate_rounded(call, bits, gradients, statistics, seed)
             squares = {name: sum_ + _error(rounded[name], truth[name]) ** 2 / draws for name, sum_ in squares.items()}
         bounds = {name: allowed[name] + TIMES_ROUNDED * math.sqrt(square) for name, square in squares.items()}
         return [Check(name, error, bounds[name]) for name, error in errors.items()]
@@ -142,7 +145,9 @@ def round_to(x: Tensor, bits: int, generator: torch.Generator) -> Tensor:
     return torch.where(scaled.round() == scaled, x, dithered)
 
 
-def evaluate_rounded(call: dict[str, Any], bits: int, gradients: bool = True, seed: int = 0) -> dict[str, Tensor]:
+def evaluate_rounded(
+    call: dict[str, Any], bits: int, gradients: bool = True, statistics: bool = True, seed: int = 0
+) -> dict[str, Tensor]:
     """As :func:`evaluate`, by the token loop in float64 with the operands of matrix products rounded to ``bits``.
 
     Roundings are drawn with ``seed``; see :func:`round_to`.
@@ -151,7 +156,7 @@ def evaluate_rounded(call: dict[str, Any], bits: int, gradients: bool = True, se
     operation = partial(reference.differentiable_forward, operand=lambda t: _Rounded.apply(t, bits, generator))
     register_backend(replace(reference.BACKEND, name="rounded", differentiable=operation, step=None))
     try:
-        return evaluate(_converted(call, torch.float64, "cpu"), "rounded", gradients)
+        return evaluate(_converted(call, torch.float64, "cpu"), "rounded", gradients, statistics)
     finally:
         unregister_backend("rounded")
 

@@ -1,4 +1,4 @@
-"""Everything about one backend on one device and dtype: all variants, in batches and packed."""
+"""Everything about one backend on one device and dtype: all variants, packed or not, with and without statistics."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import NamedTuple
 import torch
 
 from swila.ops.backends import Backend, why_not
-from swila.testing.cases import VARIANTS, make_call, problem_of
+from swila.testing.cases import VARIANTS, Shape, make_call, problem_of
 from swila.testing.checks import Check, check_backend
 
 PACKED = [5, 40, 1, 33]
+# Kernels take other paths for packed sequences, without statistics and for many mixtures.
+CASES: tuple[tuple[str, Shape, list[int] | None, bool], ...] = (
+    ("", Shape(), None, True),
+    (", packed", Shape(), PACKED, True),
+    (", without statistics", Shape(T=37), None, False),
+    (", eight mixtures without statistics", Shape(T=37, J=8), None, False),
+)
 
 
 class Examination(NamedTuple):
@@ -33,15 +40,15 @@ def examine(backend: Backend, device: str, dtype: torch.dtype) -> Examination:
     crashes, refusals = [], []
     calls = 0
     for name, variant in VARIANTS.items():
-        for lengths in (None, PACKED):
-            where = f"{name}, packed" if lengths else name
-            call = make_call(variant, dtype=dtype, device=device, lengths=lengths)
+        for what, shape, lengths, statistics in CASES:
+            where = name + what
+            call = make_call(variant, shape, dtype=dtype, device=device, lengths=lengths)
             if reason := why_not(backend, problem_of(call)):
                 refusals.append(reason)
                 continue
             calls += 1
             try:
-                checks += [(where, check) for check in check_backend(call, backend.name)]
+                checks += [(where, check) for check in check_backend(call, backend.name, statistics=statistics)]
             except Exception as crash:
                 crashes.append((where, f"{type(crash).__name__}: {crash}"))
     checks.sort(key=lambda item: item[1].severity, reverse=True)

@@ -94,7 +94,14 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
   auto read_out = [&](int chunk, int h, int b) {
     const i64 t0 = start + (i64)chunk * C;
     const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-    if constexpr (!LANE_MIX && J > 1) softmax_tile(left, right);
+    if constexpr (!LANE_MIX && J > 1) {
+#pragma unroll
+      for (int i = 0; i < JT; i++) {  // to base 2, kept finite
+        const float least = ((i * DB + b) * 8 + p.quad * 2) / DPW < J ? LEAST : NEVER;
+        left[i] = max_nan(left[i] * LOG2E, least), right[i] = max_nan(right[i] * LOG2E, least);
+      }
+      softmax_tile(left, right);
+    }
     float o0 = 0.f, o1 = 0.f;
 #pragma unroll
     for (int i = 0; i < JT; i++) o0 += left[i] * S[i * DB + b][2 * h], o1 += right[i] * S[i * DB + b][2 * h + 1];

@@ -1,0 +1,92 @@
+"""The one-token step: which backend takes it, with and without gradients, and in place."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swila import SwitchingState, switching_delta_rule, switching_delta_rule_step
+from swila.ops import backends
+from swila.ops.backends import choose_backend, get_backend, register_backend
+from swila.testing import VARIANTS, Shape, make_call, problem_of
+
+SHAPE = Shape(B=2, T=1, H=2, K=5, V=4, J=3)
+
+
+def token(variant="gated-temporal", **options):
+    return make_call(VARIANTS[variant], SHAPE, **{"requires_grad": False, **options})
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr(backends, "_registered", {})
+
+
+def test_auto_takes_a_backend_with_a_step():
+    problem = problem_of(token())
+    assert choose_backend("auto", problem).name in ("numba", "blocked")
+    assert choose_backend("auto", problem, step=True).name == "reference"
+
+
+def test_a_step_without_gradients_is_not_taken_where_they_are_needed(registry):
+    steps = []
+
+    def step(x, options):
+        steps.append(x.q.shape)
+        with torch.no_grad():
+            return get_backend("reference").step(x, options)
+
+    register_backend(replace(get_backend("blocked"), name="decoder", step=step, step_has_gradients=False))
+    call = token(requires_grad=True)
+    out = switching_delta_rule_step(**call, backend="decoder")
+    expected = switching_delta_rule(**call, return_state=True, backend="reference")
+    assert not steps
+    for ours, theirs in zip(
+        torch.autograd.grad(out.output.sum() + out.state.W.sum(), [call["k"], call["v"]]),
+        torch.autograd.grad(expected.output.sum() + expected.state.W.sum(), [call["k"], call["v"]]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        switching_delta_rule_step(**call, backend="decoder")
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize("name", ["reference", "blocked"])
+@pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
+def test_in_place(name, variant):
+    call = token(variant)
+    state = SwitchingState(*(None if t is None else t.clone() for t in call["initial_state"]))
+    expected = switching_delta_rule_step(**call, backend=name)
+    found = switching_delta_rule_step(**call | {"initial_state": state}, backend=name, inplace=True)
+    assert torch.equal(found.output, expected.output)
+    for mine, returned, theirs in zip(state, found.state, expected.state, strict=True):
+        assert mine is returned
+        assert mine is None or torch.equal(mine, theirs)
+    assert not torch.equal(state.W, call["initial_state"].W)
+
+
+def test_the_output_follows_q():
+    call = token()
+    with_time = switching_delta_rule_step(**call).output
+    names = ("initial_state", "decay_order", "normalize")
+    without = {name: value if name in names else value.squeeze(1) for name, value in call.items()}
+    assert with_time.shape == (2, 1, 2, 4)
+    assert torch.equal(switching_delta_rule_step(**without).output, with_time.squeeze(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"initial_state": None}, "inplace must be False without a state to write to"),
+        ({"return_state": False}, "inplace must be False without a state to write to"),
+        ({"beta": torch.full((2, 1, 2, 3, 4), 1.5)}, r"beta must have values within \[0, 1\], got values from 1.5"),
+        ({"v": torch.zeros(2, 1, 2, 4, requires_grad=True)}, "inplace must be False where gradients are needed"),
+    ],
+)
+def test_what_cannot_be_done_in_place(changes, message):
+    call = token()
+    before = [t.clone() for t in call["initial_state"]]
+    with pytest.raises(ValueError, match=message):
+        switching_delta_rule_step(**call | changes, inplace=True)
+    assert all(torch.equal(*pair) for pair in zip(call["initial_state"], before, strict=True))
