@@ -7,6 +7,7 @@ from pathlib import Path
 
 from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
 from swila.tables.cdar_memory import memory_table, tokens_table
+from swila.tables.provenance import check
 from swila.tables.recall import epochs_table, rates_table, recall_claims, recall_table, settings_table, small_table
 from swila.tables.regbench import regbench_claims, regbench_table
 from swila.tables.softmax_regression import regression_claims, regression_table
@@ -59,11 +60,16 @@ def insert(text: str, name: str, table: str) -> str:
     return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
-def update(root: Path) -> None:
-    """Rewrite the tables of the documents from the results beside them."""
+def update(root: Path) -> list[str]:
+    """Rewrite the tables of the documents from the results beside them, once these are known to be what they say.
+
+    Returns what :func:`swila.tables.provenance.check` has to tell.
+    """
+    told = check(root)
     for name, found in tables(root / "results").items():
         document = root / name
         text = document.read_text()
         for marker, table in found.items():
             text = insert(text, marker, table)
         document.write_text(text)
+    return told
