@@ -1,8 +1,8 @@
 r"""A digest of the package's own sources, the same from files on disk and from a commit.
 
 It is the SHA-256 of a listing as ``sha256sum`` prints it: a line ``DIGEST  PATH`` for each file of the package, sorted,
-with paths relative to ``src/swila``. Compiled files (``__pycache__``) and hidden ones do not count, and line endings are
-those of the repository. In a checkout::
+with paths relative to ``src/swila``. Compiled files (``__pycache__``) and hidden ones do not count, and line endings
+are those of the repository. In a checkout::
 
     cd src/swila && find . -type f -not -path '*/__pycache__/*' -not -path '*/.*' -printf '%P\n' \
         | LC_ALL=C sort | xargs sha256sum | sha256sum

@@ -12,7 +12,8 @@ from swila.experiments.registry import MQAR as MQAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModel
-from swila.tables.recall import epochs_table, rates_table, recall_claims, recall_table
+from swila.tables.recall import epochs_table, rates_table, recall_table
+from swila.tables.recall_claims import recall_claims
 from swila.tasks import CDAR, MQAR
 
 
@@ -157,7 +158,7 @@ def made_up(*rows):
         name = f"{model}-{width}-{layers}-{variant}"
         runs[name] = {
             "name": name, "model": model, "hidden_size": width, "num_layers": layers, "state": width**2 * layers,
-            "parameters": 9, "lr": 1e-3, "planned_steps": 20, "steps_per_epoch": 10, "curve": [[10, 0.1]],
+            "parameters": 9, "lr": 1e-3, "seed": 0, "planned_steps": 20, "steps_per_epoch": 10, "curve": [[10, 0.1]],
             "status": "running" if best is None else "finished",
             **({} if best is None else {"best": best, "best_step": 10}), **({"variant": variant} if variant else {}),
         }  # fmt: skip
@@ -212,9 +213,9 @@ def test_longer_runs_are_told_beside_the_claims():
     longer = made_up(("temporal-swila", 64, 1, 0.99, ""), ("attention", 32, 2, None, ""))
     for run in longer["runs"].values():
         run |= {"planned_steps": 500, "seconds": 7.0}
-    first, _, third = recall_claims(record, longer).splitlines()[2:5]
+    first, _, _, fourth = recall_claims(record, longer).splitlines()[2:6]
     assert "with 50 epochs (d 64, learning rate 0.001) 0.990 in 7 s" in first
-    assert "with 50 epochs (d 32, 2 layers, learning rate 0.001) so far, after 1, 0.100" in third
+    assert "with 50 epochs (d 32, 2 layers, learning rate 0.001) so far, after 1, 0.100" in fourth
     assert "with 50" not in recall_claims(record)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
 from swila.tables.cdar_memory import memory_table, tokens_table
 from swila.tables.provenance import check
-from swila.tables.recall import epochs_table, rates_table, recall_claims, recall_table, settings_table, small_table
+from swila.tables.recall import epochs_table, rates_table, recall_table, settings_table, small_table
+from swila.tables.recall_claims import recall_claims
 from swila.tables.regbench import regbench_claims, regbench_table
 from swila.tables.softmax_regression import regression_claims, regression_table
 
@@ -42,7 +43,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "softmax-regression": regression_table(regression),
             "regbench-claims": regbench_claims(regbench),
             "regbench": regbench_table(regbench),
-            "cdar-claims": recall_claims(cdar, load("cdar-paper-long")),
+            "cdar-claims": recall_claims(cdar, load("cdar-paper-long"), load("cdar-paper-settings")),
             "cdar": recall_table(cdar),
             "cdar-rates": rates_table(cdar),
             "cdar-settings": epochs_table(load("cdar-paper-settings")),
