@@ -19,7 +19,7 @@ from swila.plots import (
     sample_efficiency,
     state_size_figure,
 )
-from swila.plots.style import COLOURS, LINES, MARKERS, ink, short, spread
+from swila.plots.style import COLOURS, LINES, MARKERS, counts_note, ink, short, spread
 
 NAN = float("nan")
 NAMES = {
@@ -78,6 +78,25 @@ def test_the_best_configuration_of_each_budget_is_labelled(tmp_path):
     others = [t for t in text if t in ("1", "2", "4", "8", "16")]
     assert len(others) == 20 - len(BEST)  # each by its number of mixtures, in the panel of states
     assert "Approximation" in text
+
+
+def test_seeds_a_mark_are_told_where_they_differ(tmp_path):
+    points = regression(range(3)) + [point for point in regression([3, 4], seeds=1) if point.model != "attention"]
+    note = " ".join(words(budget_figure(points, NAMES, "A", tmp_path / "b.png", notes=["32 dims", "10 epochs"])))
+    assert "32 dims; 10 epochs; labels" in note
+    assert "seeds a mark: 3 at 1,024 to 4,096, 1 at 8,192 to 16,384" in note
+    assert "3 seeds a mark" in " ".join(words(budget_figure(regression(), NAMES, "A", tmp_path / "b.png")))
+    curves = automata((1000, 2500))
+    curves["swila"][2500] = curves["swila"][2500][:1]
+    note = " ".join(words(sample_efficiency(curves, NAMES, {}, "R", tmp_path / "s.png", notes=["200 epochs"])))
+    assert "200 epochs; marks: mean" in note
+    assert "seeds a mark: 3 at 1,000, 1 to 3 at 2,500" in note
+    text = words(
+        progress_figure({"a": {"swila": [curve(0.9)]}}, NAMES, "x", "y", "C", tmp_path / "p.png", ["8 layers"])
+    )
+    assert "8 layers" in text
+    assert counts_note("seed", {}) == ""
+    assert counts_note("run", {"a": [1, 1]}) == "1 run a mark"
 
 
 def test_one_panel_has_only_the_best(tmp_path):
@@ -188,8 +207,8 @@ def test_progress(tmp_path):
     }
     text = words(progress_figure(panels, NAMES, "epochs", "validation accuracy", "Curves", tmp_path / "p.png"))
     assert {"1,000 automata", "2,500 automata", "epochs", "validation accuracy", "Curves"} <= set(text)
-    assert f"SwiLA  {0.85 * (1 - 0.5**5):.3f}" in text  # as far as all three go
-    assert f"SwiLA  {0.9 * (1 - 0.5**8):.3f}" in text  # without the one that diverged
+    assert f"SwiLA  {0.85 * (1 - 0.5**5):.3f} (×3)" in text  # as far as all three go
+    assert f"SwiLA  {0.9 * (1 - 0.5**8):.3f} (×2)" in text  # without the one that diverged
     assert f"Transformer  {0.7 * (1 - 0.5**8):.3f}" in text
     assert not any("DeltaNet" in t or "DN-MoM" in t for t in text)
     assert any("2 diverged" in t for t in text)

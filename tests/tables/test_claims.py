@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from swila.environment import environment
 from swila.experiments.recall import summarize
 from swila.experiments.softmax_regression import summarize as summarize_regression
 from swila.tables import tables
 from swila.tables.effort import Effort, as_much, below, effort, less_tried
+from swila.tables.recall import small_table
 from swila.tables.recall_claims import recall_claims
 from swila.tables.regbench import regbench_claims
 from swila.tables.softmax_regression import balanced, regression_claims
@@ -439,6 +441,15 @@ def test_at_scale():
     assert about(changed(deltanet_40000=0.945), SCALE).startswith("**no**"), "not the last"
     smaller = {model: {1000: sizes[1000]} for model, sizes in PFAS.items()}
     assert about(regbench_claims(regbench(smaller)), SCALE).startswith("not run at that scale; with 1,000:")
+
+
+def test_what_temporal_priors_carry_is_told():
+    run = {"model": "temporal-swila", "num_layers": 2, "num_heads": 1, "num_mixtures": 4, "seconds": 1.0}
+    rows = [{"model": "swila", "state": 8192, "parameters": 9, "best": 0.9, "mean": 0.9, "solved": 0, "runs": 1}]
+    where = {"device": "cpu", "environment": environment()}
+    table = small_table(where | {"rows": rows, "runs": {"a": run | {"state": 2 * 4 * 32 * 32}}})
+    assert "Temporal SwiLA carries r and ρ as well, 512 scalars" in table
+    assert "carries" not in small_table(where | {"rows": rows, "runs": {"a": run | {"model": "swila", "state": 8192}}})
 
 
 # The documents

@@ -166,6 +166,17 @@ def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
     return {**run.facts(), **told, "curve": curve}
 
 
+def lengths(runs: Iterable[dict[str, Any]], what: str) -> list[str]:
+    """In words, how many examples runs are trained on, and for how many epochs; ``what`` is the examples' name."""
+    shown = list(runs)
+    found = sorted({run["planned_steps"] / run["steps_per_epoch"] for run in shown})
+    told = [f"{count:,} training {what}" for count in sorted({run["train_examples"] for run in shown})][:1]
+    if found:
+        span = f"{found[0]:.3g}" if f"{found[0]:.3g}" == f"{found[-1]:.3g}" else f"{found[0]:.3g} to {found[-1]:.3g}"
+        told.append(f"{span} epoch{'' if span == '1' else 's'}")
+    return told
+
+
 def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each value of ``key``: the seeds of the learning rate with the lowest mean validation loss, tested.
 

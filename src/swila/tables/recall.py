@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +22,7 @@ def small_table(record: dict[str, Any], longer: dict[str, Any] | None = None) ->
         rows.append((model_name(row["model"]), *numbers, f"{row['solved']} of {row['runs']} seeds"))
     seconds = sum(result["seconds"] for result in record["runs"].values())
     plateau = f"1/C is {record['plateau']:.2f}. " if "plateau" in record else ""
+    plateau += _beside(record)
     return markdown(
         "lrrrrr",
         ["model", "state", "parameters", "best accuracy", "mean", "solved"],
@@ -28,6 +30,17 @@ def small_table(record: dict[str, Any], longer: dict[str, Any] | None = None) ->
         f"{plateau}The best test accuracy of each run; {seconds:.0f} s of training, summed over runs that go side by "
         f"side. {_later(longer) if longer else ''}{conditions(record)}.",
     )
+
+
+def _beside(record: dict[str, Any]) -> str:
+    """What Temporal SwiLA carries beside its weights, r and ρ: J numbers for every output dim, twice."""
+    sizes = set()
+    for run in record["runs"].values():
+        if run["model"] == "temporal-swila":
+            mixtures = run["num_layers"] * run["num_heads"] * run["num_mixtures"]
+            sizes.add(2 * mixtures * math.isqrt(run["state"] // mixtures))  # heads are as wide as their keys
+    told = " or ".join(str(size) for size in sorted(sizes))
+    return f"The state is that of the weights; Temporal SwiLA carries r and ρ as well, {told} scalars. " if told else ""
 
 
 def _later(record: dict[str, Any]) -> str:
@@ -53,7 +66,8 @@ def recall_table(record: dict[str, Any]) -> str:
         ["model", "layers", *headings],
         lines,
         "Test accuracy: the best evaluation of the best run (how many runs, and their mean, if several). Attention has "
-        f"a cache instead of a state, its size is in the cell. 1/C is {record['plateau']:.2f}. {under_which(record)}",
+        f"a cache instead of a state, its size is in the cell. {_beside(record)}1/C is {record['plateau']:.2f}. "
+        f"{under_which(record)}",
     )
 
 
