@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from swila.environment import environment
+from swila.experiments import softmax_regression_figures
+from swila.experiments.experiment import lengths
 from swila.experiments.recall import summarize
+from swila.experiments.regbench_figures import notes as regbench_notes
 from swila.experiments.softmax_regression import summarize as summarize_regression
 from swila.tables import tables
 from swila.tables.effort import Effort, as_much, below, effort, less_tried
@@ -450,6 +453,36 @@ def test_what_temporal_priors_carry_is_told():
     table = small_table(where | {"rows": rows, "runs": {"a": run | {"state": 2 * 4 * 32 * 32}}})
     assert "Temporal SwiLA carries r and ρ as well, 512 scalars" in table
     assert "carries" not in small_table(where | {"rows": rows, "runs": {"a": run | {"model": "swila", "state": 8192}}})
+
+
+# Figures
+
+
+def test_how_long_and_on_how_much_runs_were_trained():
+    run = {"planned_steps": 100, "steps_per_epoch": 10, "train_examples": 6400}
+    assert lengths([run, run], "examples") == ["6,400 training examples", "10 epochs"]
+    assert lengths([run, run | {"planned_steps": 384}], "examples")[1] == "10 to 38.4 epochs"
+    assert lengths([run | {"planned_steps": 10}], "automata") == ["6,400 training automata", "1 epoch"]
+    assert lengths([], "examples") == []
+
+
+def test_figures_of_regbench_carry_sizes_and_epochs():
+    record = json.loads((ROOT / "results/regbench.json").read_text())
+    runs = list(record["runs"].values())
+    found = regbench_notes(record, runs)
+    assert found[:3] == ["states 4–12, alphabet 4–18", "8 layers of width 256", "200 epochs"]
+    stopped = sum(run["status"] == "stopped" for run in runs)
+    assert found[3].startswith(f"{stopped} of {len(runs)} runs ended before")
+    assert len(regbench_notes(record, [run | {"status": "finished"} for run in runs])) == 3
+
+
+def test_figures_of_regression_carry_sizes_and_epochs(monkeypatch, tmp_path):
+    record = json.loads((ROOT / "results/softmax-regression.json").read_text())
+    seen = []
+    monkeypatch.setattr(softmax_regression_figures, "budget_figure", lambda *_, notes, **__: seen.append(notes))
+    softmax_regression_figures.draw(record, tmp_path)
+    sizes = ["32 dims, length 512", "65,536 training sequences", "10 epochs"]
+    assert seen == 2 * [[*sizes, "configuration and learning rate chosen by validation loss"]]
 
 
 # The documents
