@@ -463,6 +463,7 @@ def test_how_long_and_on_how_much_runs_were_trained():
     assert lengths([run, run], "examples") == ["6,400 training examples", "10 epochs"]
     assert lengths([run, run | {"planned_steps": 384}], "examples")[1] == "10 to 38.4 epochs"
     assert lengths([run | {"planned_steps": 10}], "automata") == ["6,400 training automata", "1 epoch"]
+    assert lengths([run, run | {"train_examples": 64}], "examples") == ["10 epochs"]
     assert lengths([], "examples") == []
 
 

@@ -44,7 +44,7 @@ def notes(record: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[str]:
     task, sizes = record["task"], {(run["num_layers"], run["hidden_size"]) for run in runs}
     ranges = (f"{what} {'–'.join(map(str, task[what]))}" for what in ("states", "alphabet"))
     told = [", ".join(ranges), *(f"{layers} layers of width {width}" for layers, width in sorted(sizes))]
-    told += lengths(runs, "automata")[1:]
+    told += lengths(runs, "automata")[-1:]
     if early := sum(run["status"] == "stopped" for run in runs):
         told.append(f"{early} of {len(runs)} runs ended before, without a lower validation loss for some epochs")
     return told
