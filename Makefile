@@ -36,7 +36,7 @@ lint: $(READY)  ## style and types, as CI checks them
 format: $(READY)  ## rewrite to the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-tables: $(READY)  ## rewrite the tables of README and docs from results/
+tables: $(READY)  ## check where results/ come from, and rewrite the tables of README and docs from them
 	@$(BIN)/python -m swila.tables
 
 clean:  ## remove the environment and caches

@@ -1,4 +1,4 @@
-"""Where something ran: hardware, versions and commit, for reports and results files."""
+"""Where something ran: hardware, versions, commit and sources, for reports and results files."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from typing import Any
 import torch
 
 import swila
+from swila.source_digest import source_digest
 
+SOURCES = source_digest()  # as they are imported: a file may be edited while something runs
 PACKAGES = ("numba", "triton", "numpy", "transformers", "flash-linear-attention")
 
 
 def environment() -> dict[str, Any]:
-    """Facts that a number needs beside it."""
+    """Facts that a number needs beside it.
+
+    ``commit`` is what git says, which may be wrong where the git folder is not the one the files came from; ``sources``
+    is the digest of the files themselves (:mod:`swila.source_digest`), by which the commit can be found and checked.
+    """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "swila": swila.__version__,
         "commit": commit(),
+        "sources": SOURCES,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

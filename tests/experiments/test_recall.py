@@ -12,7 +12,8 @@ from swila.experiments.registry import MQAR as MQAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModel
-from swila.tables.recall import epochs_table, rates_table, recall_claims, recall_table
+from swila.tables.recall import epochs_table, rates_table, recall_table
+from swila.tables.recall_claims import recall_claims
 from swila.tasks import CDAR, MQAR
 
 
@@ -157,11 +158,12 @@ def made_up(*rows):
         name = f"{model}-{width}-{layers}-{variant}"
         runs[name] = {
             "name": name, "model": model, "hidden_size": width, "num_layers": layers, "state": width**2 * layers,
-            "parameters": 9, "lr": 1e-3, "planned_steps": 20, "steps_per_epoch": 10, "curve": [[10, 0.1]],
+            "parameters": 9, "lr": 1e-3, "seed": 0, "train_examples": 640, "planned_steps": 20, "steps_per_epoch": 10,
+            "curve": [[10, 0.1]],
             "status": "running" if best is None else "finished",
             **({} if best is None else {"best": best, "best_step": 10}), **({"variant": variant} if variant else {}),
         }  # fmt: skip
-    task = {"num_contexts": 4, "num_keys": 2, "length": 64}
+    task = {"vocab_size": 32, "num_contexts": 4, "num_keys": 2, "length": 64}
     return {"task": task, "plateau": 0.25, "runs": runs, "rows": summarize(list(runs.values()))}
 
 
@@ -172,6 +174,25 @@ def test_a_figure_of_state_sizes_needs_some(tmp_path):
         made_up(("swila", 16, 1, 0.2, "noise=false"), ("swila", 32, 1, 0.3, "noise=false")),
     ):
         assert [paths[0].name for paths in draw(record, tmp_path)] == ["accuracy.png"]
+
+
+def test_figures_carry_size_epochs_and_runs(tmp_path):
+    grid = [("temporal-swila", 16, 1, 0.9, ""), ("temporal-swila", 32, 1, 0.95, ""), ("deltanet", 16, 1, 0.2, "")]
+    record = made_up(*grid)
+    again = record["runs"]["temporal-swila-16-1-"] | {"name": "again", "seed": 1}
+    unfinished = {key: value for key, value in again.items() if not key.startswith("best")} | {"name": "unfinished"}
+    runs = record["runs"] | {"again": again, "unfinished": unfinished}
+    record |= {"runs": runs, "rows": summarize(list(runs.values()))}
+    sizes, curves = (" ".join(paths[1].read_text().split()) for paths in draw(record, tmp_path))
+    for text in (sizes, curves):
+        for note in ("4 contexts of 2 keys", "length 64", "vocabulary 32", "640 training examples", "2 epochs"):
+            assert note in text
+        assert "explored on Temporal" in text
+    assert "Temporal SwiLA (2, 1), DeltaNet (1)" in sizes.replace("</text>", "")
+    assert "Temporal SwiLA  0.10 (×3)".replace("  ", " ") in curves.replace("  ", " ")
+    assert "1 of 5 runs are not finished" in curves
+    alone = made_up(("temporal-swila", 16, 1, 0.9, ""))
+    assert "explored" not in draw(alone, tmp_path)[0][1].read_text(), "nothing to compare it with"
 
 
 def test_of_runs_of_several_lengths_the_longest_are_drawn():
@@ -212,9 +233,9 @@ def test_longer_runs_are_told_beside_the_claims():
     longer = made_up(("temporal-swila", 64, 1, 0.99, ""), ("attention", 32, 2, None, ""))
     for run in longer["runs"].values():
         run |= {"planned_steps": 500, "seconds": 7.0}
-    first, _, third = recall_claims(record, longer).splitlines()[2:5]
+    first, _, _, fourth = recall_claims(record, longer).splitlines()[2:6]
     assert "with 50 epochs (d 64, learning rate 0.001) 0.990 in 7 s" in first
-    assert "with 50 epochs (d 32, 2 layers, learning rate 0.001) so far, after 1, 0.100" in third
+    assert "with 50 epochs (d 32, 2 layers, learning rate 0.001) so far, after 1, 0.100" in fourth
     assert "with 50" not in recall_claims(record)
 
 

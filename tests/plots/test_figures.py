@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 import warnings
 
 import pytest
@@ -19,7 +20,7 @@ from swila.plots import (
     sample_efficiency,
     state_size_figure,
 )
-from swila.plots.style import COLOURS, LINES, MARKERS, ink, short, spread
+from swila.plots.style import COLOURS, LINES, MARKERS, counts_note, ink, short, spread
 
 NAN = float("nan")
 NAMES = {
@@ -78,6 +79,25 @@ def test_the_best_configuration_of_each_budget_is_labelled(tmp_path):
     others = [t for t in text if t in ("1", "2", "4", "8", "16")]
     assert len(others) == 20 - len(BEST)  # each by its number of mixtures, in the panel of states
     assert "Approximation" in text
+
+
+def test_seeds_a_mark_are_told_where_they_differ(tmp_path):
+    points = regression(range(3)) + [point for point in regression([3, 4], seeds=1) if point.model != "attention"]
+    note = " ".join(words(budget_figure(points, NAMES, "A", tmp_path / "b.png", notes=["32 dims", "10 epochs"])))
+    assert "32 dims; 10 epochs; labels" in note
+    assert "seeds a mark: 3 at 1,024 to 4,096, 1 at 8,192 to 16,384" in note
+    assert "3 seeds a mark" in " ".join(words(budget_figure(regression(), NAMES, "A", tmp_path / "b.png")))
+    curves = automata((1000, 2500))
+    curves["swila"][2500] = curves["swila"][2500][:1]
+    note = " ".join(words(sample_efficiency(curves, NAMES, {}, "R", tmp_path / "s.png", notes=["200 epochs"])))
+    assert "200 epochs; marks: mean" in note
+    assert "seeds a mark: 3 at 1,000, 1 to 3 at 2,500" in note
+    text = words(
+        progress_figure({"a": {"swila": [curve(0.9)]}}, NAMES, "x", "y", "C", tmp_path / "p.png", ["8 layers"])
+    )
+    assert "8 layers" in text
+    assert counts_note("seed", {}) == ""
+    assert counts_note("run", {"a": [1, 1]}) == "1 run a mark"
 
 
 def test_one_panel_has_only_the_best(tmp_path):
@@ -188,8 +208,8 @@ def test_progress(tmp_path):
     }
     text = words(progress_figure(panels, NAMES, "epochs", "validation accuracy", "Curves", tmp_path / "p.png"))
     assert {"1,000 automata", "2,500 automata", "epochs", "validation accuracy", "Curves"} <= set(text)
-    assert f"SwiLA  {0.85 * (1 - 0.5**5):.3f}" in text  # as far as all three go
-    assert f"SwiLA  {0.9 * (1 - 0.5**8):.3f}" in text  # without the one that diverged
+    assert f"SwiLA  {0.85 * (1 - 0.5**5):.3f} (×3)" in text  # as far as all three go
+    assert f"SwiLA  {0.9 * (1 - 0.5**8):.3f} (×2)" in text  # without the one that diverged
     assert f"Transformer  {0.7 * (1 - 0.5**8):.3f}" in text
     assert not any("DeltaNet" in t or "DN-MoM" in t for t in text)
     assert any("2 diverged" in t for t in text)
@@ -265,3 +285,43 @@ def test_many_panels_are_wrapped(tmp_path, count, rows):
         *(f"SwiLA, {i + 1} layers  0.30" for i in range(1, count)),
     ]
     assert not any("1/C" in t for t in text)
+
+
+def heights(figure, panel, colour):
+    """The y values of the line of one colour in one panel that has marks; bars have none."""
+    marked = [line for line in figure.axes[panel].lines if line.get_marker() not in ("None", "")]
+    lines = [line.get_ydata() for line in marked if line.get_color() == colour]
+    return [float(y) for y in max(lines, key=len)]
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Figures as they are before they are written."""
+    for module in ("budget", "curves", "progress", "sample_efficiency", "state_size"):
+        monkeypatch.setattr(sys.modules[f"swila.plots.{module}"], "save", lambda figure, path: figure)
+
+
+def test_best_and_mean_are_in_their_panels(figures, tmp_path):
+    points = [StateSizePoint(2**10, [0.1, 0.3], 0.15), StateSizePoint(2**12, [0.5, 0.9], 0.6)]
+    figure = state_size_figure([StateSizeLine("swila", 1, False, points)], NAMES, None, "CDAR", tmp_path / "s.png")
+    assert heights(figure, 0, COLOURS["swila"]) == [0.3, 0.9]
+    assert heights(figure, 1, COLOURS["swila"]) == [0.15, 0.6]
+
+
+def test_lines_go_through_means(figures, tmp_path):
+    figure = sample_efficiency({"swila": {10: [0.1, 0.3], 20: [0.4, 0.8]}}, NAMES, {}, "R", tmp_path / "s.png")
+    assert heights(figure, 0, COLOURS["swila"]) == pytest.approx([0.2, 0.6])
+    points = [Point("swila", "H1J2", 1024, 9, [0.1, 0.3]), Point("swila", "H1J4", 2048, 9, [0.4, 0.8])]
+    figure = budget_figure(points, NAMES, "A", tmp_path / "b.png", parameters=False)
+    assert heights(figure, 0, COLOURS["swila"]) == pytest.approx([0.2, 0.6])
+    panels = {"a": {"swila": [[(1, 0.1), (2, 0.2), (3, 0.9)], [(1, 0.3), (2, 0.4)]]}}
+    figure = progress_figure(panels, NAMES, "epochs", "y", "C", tmp_path / "p.png")
+    bold = max(figure.axes[0].lines, key=lambda line: (line.get_linewidth(), len(line.get_ydata())))
+    assert list(bold.get_ydata()) == pytest.approx([0.2, 0.3]), "as far as both go"
+
+
+def test_the_best_run_is_bold(figures, tmp_path):
+    runs = [[(10, 0.2), (20, 0.9), (30, 0.5)], [(10, 0.6), (20, 0.7), (30, 0.8)]]
+    figure = accuracy_curves({"a": [Learning("swila", 1, runs)]}, NAMES, None, "CDAR", tmp_path / "c.png")
+    bold = max(figure.axes[0].lines, key=lambda line: (len(line.get_ydata()), line.get_linewidth()))
+    assert list(bold.get_ydata()) == [0.0, 0.2, 0.9, 0.5], "by its best evaluation"

@@ -174,6 +174,23 @@ def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
     return {**run.facts(), **told, "curve": curve}
 
 
+def lengths(runs: Iterable[dict[str, Any]], what: str) -> list[str]:
+    """In words, how many examples runs are trained on, if all on as many, and for how many epochs.
+
+    Args:
+        runs: of a record.
+        what: how the examples are called.
+    """
+    shown = list(runs)
+    found = sorted({run["planned_steps"] / run["steps_per_epoch"] for run in shown})
+    counts = {run["train_examples"] for run in shown}
+    told = [f"{counts.pop():,} training {what}"] if len(counts) == 1 else []
+    if found:
+        span = f"{found[0]:.3g}" if f"{found[0]:.3g}" == f"{found[-1]:.3g}" else f"{found[0]:.3g} to {found[-1]:.3g}"
+        told.append(f"{span} epoch{'' if span == '1' else 's'}")
+    return told
+
+
 def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each value of ``key``: the seeds of the learning rate with the lowest mean validation loss, tested.
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from swila.experiments.experiment import lengths
 from swila.experiments.recall import CACHES, MODELS, headline
 from swila.plots import Learning, StateSizeLine, StateSizePoint, accuracy_curves, state_size_figure
+
+EXPLORED = (
+    "open points (initial weights, bias of the temporal gates, convolution, weight decay) were explored on Temporal "
+    "SwiLA alone, by test accuracy on CDAR"
+)
 
 
 def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
@@ -18,7 +25,9 @@ def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> li
 
 def draw_state_sizes(record: dict[str, Any], out: Path) -> list[Path]:
     """Figures 2a and S2: best and mean accuracy over learning rates and seeds."""
-    return state_size_figure(_lines(record), MODELS, record.get("plateau"), title(record), out / "state-size")
+    shown = [record["runs"][name] for row in headline(record["rows"]) for name in row["names"]]
+    about = notes(record, shown)
+    return state_size_figure(_lines(record), MODELS, record.get("plateau"), title(record), out / "state-size", about)
 
 
 def _lines(record: dict[str, Any]) -> list[StateSizeLine]:
@@ -49,7 +58,17 @@ def draw_accuracy(record: dict[str, Any], out: Path) -> list[Path]:
         each = " a layer" if any(run["num_layers"] > 1 for run in recurrent) else ""
         state = f", state {recurrent[0]['state'] // recurrent[0]['num_layers']:,}{each}" if recurrent else ""
         panels[f"width {width}{state}"] = models
-    return accuracy_curves(panels, MODELS, record.get("plateau"), title(record), out / "accuracy")
+    about = notes(record, runs)
+    if unfinished := sum(run.get("best") is None for run in runs):
+        about.append(f"{unfinished} of {len(runs)} runs are not finished")
+    return accuracy_curves(panels, MODELS, record.get("plateau"), title(record), out / "accuracy", about)
+
+
+def notes(record: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The size of the task, how long models were trained, and what was tried for one of them alone."""
+    models = {run["model"] for run in runs}
+    told = [f"vocabulary {record['task']['vocab_size']:,}", *lengths(runs, "examples")]
+    return [*told, EXPLORED] if "temporal-swila" in models and len(models) > 1 else told
 
 
 def title(record: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from swila.experiments.experiment import lengths
 from swila.experiments.softmax_regression import MODELS
 from swila.plots import Point, budget_figure
 
@@ -15,8 +16,11 @@ def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> li
         Point(row["model"], row["size"], row["state"], row["parameters"], row["scores"], row["best_of_budget"])
         for row in record["rows"]
     ]
+    task = record["task"]
     title = "Approximating softmax attention"
+    notes = [f"{task['dim']} dims, length {task['length']:,}", *lengths(record["runs"].values(), "sequences")]
+    notes.append("configuration and learning rate chosen by validation loss")
     return [
-        budget_figure(points, MODELS, title, out / "state-size", parameters=False),
-        budget_figure(points, MODELS, title, out / "all-configurations"),
+        budget_figure(points, MODELS, title, out / "state-size", parameters=False, notes=notes),
+        budget_figure(points, MODELS, title, out / "all-configurations", notes=notes),
     ]

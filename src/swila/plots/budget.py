@@ -13,6 +13,7 @@ from swila.plots.style import (
     LINES,
     MARKERS,
     caption,
+    counts_note,
     finite,
     ink,
     label_points,
@@ -54,6 +55,7 @@ def budget_figure(
     path: Path,
     score: str = "test R²",
     parameters: bool = True,
+    notes: Sequence[str] = (),
 ) -> list[Path]:
     """Score against state size, and against the number of parameters, for two or more models.
 
@@ -68,6 +70,7 @@ def budget_figure(
         path: where to; the suffix is replaced by ``.png`` and ``.svg``.
         score: what is measured.
         parameters: False: only the panel of state sizes, and in it only the best configurations.
+        notes: what else to say below: the size of the task, how long models were trained.
     """
     from matplotlib.figure import Figure
 
@@ -101,7 +104,7 @@ def budget_figure(
             _name_lines(axis, best, names)
             if references:
                 _draw_reference(axis, references, names)
-        caption(figure, title, _notes(points, chosen, others))
+        caption(figure, title, [*notes, *_notes(points, chosen, others)])
         figure.draw_without_rendering()  # places are known from here on
         figure.set_layout_engine("none")
         for axis, quantity in zip(axes, ("state", "parameters"), strict=False):
@@ -222,4 +225,8 @@ def _notes(points: Sequence[Point], chosen: Sequence[Point], others: Sequence[Po
     if others:
         notes.append("circles: the others, numbered by J")
     notes += seeds_note([point.scores for point in points])
-    return notes
+    shown = sorted((*chosen, *others), key=lambda point: point.state)
+    counts: dict[str, list[int]] = {}
+    for point in shown:
+        counts.setdefault(f"{point.state:,}", []).append(len(point.scores))
+    return [*notes, *filter(None, [counts_note("seed", counts)])]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from swila.plots.style import COLOURS, DEEP, name_and_depth, save, spread, styled
+from swila.plots.style import COLOURS, DEEP, caption, name_and_depth, save, spread, styled
 
 _ACROSS = 3  # panels of a row
 
@@ -33,6 +33,7 @@ def accuracy_curves(
     plateau: float | None,
     title: str,
     path: Path,
+    notes: Sequence[str] = (),
 ) -> list[Path]:
     """One panel for each width, in it a curve for every run: the best run of a model bold, the others thin.
 
@@ -44,6 +45,7 @@ def accuracy_curves(
         plateau: accuracy of a model that recalls values but not the context, or None.
         title: of the figure.
         path: where to; the suffix is replaced by ``.png`` and ``.svg``.
+        notes: what else to say below: how long models were trained, what was tried.
     """
     from matplotlib.figure import Figure
 
@@ -72,7 +74,8 @@ def accuracy_curves(
                         linestyle="-" if layers == 1 else DEEP, solid_capstyle="round", zorder=3 if best else 2,
                     )  # fmt: skip
                     if best:
-                        label = f"{name_and_depth(model, layers, names)}  {max(accuracy):.2f}"
+                        several = f" (×{len(drawn)})" if len(drawn) > 1 else ""
+                        label = f"{name_and_depth(model, layers, names)}  {max(accuracy):.2f}{several}"
                         ends.append((accuracy[-1], label, colour))
                         axis.plot(steps[-1], accuracy[-1], "o", color=colour, markersize=4, zorder=4)
             for height, label, colour in spread(ends, gap=0.065):
@@ -82,7 +85,6 @@ def accuracy_curves(
             axis.grid(axis="y", color="#EEEEEE", zorder=0)
         for axis in axes[: len(panels) : across]:
             axis.set_ylabel("test accuracy")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
-        note = "bold: the best run of each model, up to where it ended; thin: other seeds and learning rates"
-        figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color="#666666")
+        marks = "bold: the best run of each model, up to where it ended; thin: other seeds and learning rates"
+        caption(figure, title, [*notes, marks, "×: runs"])
         return save(figure, path)

@@ -20,6 +20,7 @@ def progress_figure(
     ylabel: str,
     title: str,
     path: Path,
+    notes: Sequence[str] = (),
 ) -> list[Path]:
     """One panel for each setting, in it a thin curve for each seed of each model and a bold one for their mean.
 
@@ -33,6 +34,7 @@ def progress_figure(
         ylabel: what is measured.
         title: of the figure.
         path: where to; the suffix is replaced by ``.png`` and ``.svg``.
+        notes: what else to say below: the size of the models, how long they were trained.
     """
     from matplotlib.figure import Figure
 
@@ -52,9 +54,10 @@ def progress_figure(
             ends = {}
             for i, (model, seeds) in enumerate(models.items()):
                 (step, value), best = _draw_model(axis, model, seeds, i)
-                ends[model] = (step, value, f"{names.get(model, model)}  {best:.3f}")
+                several = f" (×{len(seeds.all)})" if len(seeds.all) > 1 else ""
+                ends[model] = (step, value, f"{names.get(model, model)}  {best:.3f}{several}")
             label_ends(axis, ends)
-        caption(figure, title, _notes([runs for models in panels.values() for runs in models.values()]))
+        caption(figure, title, [*notes, *_notes([runs for models in panels.values() for runs in models.values()])])
         return save(figure, path)
 
 

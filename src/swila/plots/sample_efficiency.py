@@ -13,6 +13,7 @@ from swila.plots.style import (
     LINES,
     MARKERS,
     caption,
+    counts_note,
     finite,
     ink,
     label_ends,
@@ -38,6 +39,7 @@ def sample_efficiency(
     score: str = "test accuracy",
     better: str = "higher",
     xlabel: str = "training automata",
+    notes: Sequence[str] = (),
 ) -> list[Path]:
     """A line for each model through the mean of its seeds at each training size; bars go from seed to seed.
 
@@ -53,6 +55,7 @@ def sample_efficiency(
         score: what is measured.
         better: ``higher`` or ``lower``.
         xlabel: what training sizes count.
+        notes: what else to say below: the size of the models, how long they were trained.
     """
     from matplotlib.figure import Figure
 
@@ -77,7 +80,7 @@ def sample_efficiency(
         name_models = _name_ends if len(sizes) > 1 else _name_points
         name_models(axis, drawn, names, shifts)
         _draw_yardsticks(axis, near)
-        caption(figure, title, _notes(curves, yardsticks, near))
+        caption(figure, title, [*notes, *_notes(curves, drawn, yardsticks, near)])
         return save(figure, path)
 
 
@@ -149,8 +152,16 @@ def _name_points(axis: Any, drawn: Mapping[str, Scores], names: Mapping[str, str
         )  # fmt: skip
 
 
-def _notes(curves: Mapping[str, Scores], yardsticks: Mapping[str, float], near: Mapping[str, float]) -> list[str]:
+def _notes(
+    curves: Mapping[str, Scores],
+    drawn: Mapping[str, Scores],
+    yardsticks: Mapping[str, float],
+    near: Mapping[str, float],
+) -> list[str]:
     notes = seeds_note([scores for runs in curves.values() for scores in runs.values()])
+    sizes = sorted({n for runs in drawn.values() for n in runs})
+    counts = {f"{n:,}": [len(runs[n]) for runs in drawn.values() if n in runs] for n in sizes}
+    notes += filter(None, [counts_note("seed", counts)])
     if far := [f"{name} {height:.3f}" for name, height in yardsticks.items() if name not in near]:
         notes.append("off the scale: " + ", ".join(far))
     return notes

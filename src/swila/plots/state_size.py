@@ -47,6 +47,7 @@ def state_size_figure(
     plateau: float | None,
     title: str,
     path: Path,
+    notes: Sequence[str] = (),
 ) -> list[Path]:
     """The paper's figures 2a (left: the best run of all learning rates and seeds) and S2 (right: mean over them).
 
@@ -59,6 +60,7 @@ def state_size_figure(
         plateau: accuracy of one who recalls values but not the context, or None.
         title: of the figure.
         path: where to; the suffix is replaced by ``.png`` and ``.svg``.
+        notes: what else to say below: the size of the task, how long models were trained, what was tried.
     """
     from matplotlib.figure import Figure
 
@@ -81,7 +83,7 @@ def state_size_figure(
                 colours[label] = COLOURS.get(line.model, "black")
             label_ends(axis, ends, colours=colours)
         axes[0].set_ylabel("test accuracy")
-        caption(figure, title, _notes(lines, plateau))
+        caption(figure, title, [*notes, *_notes(lines, names, plateau)])
         return save(figure, path)
 
 
@@ -119,14 +121,20 @@ def _draw_bars(axis: Any, line: StateSizeLine, shift: float) -> None:
         axis.plot([point.state * shift] * 2, ends, color=COLOURS.get(line.model, "black"), linewidth=0.9)
 
 
-def _notes(lines: Sequence[StateSizeLine], plateau: float | None) -> list[str]:
+def _notes(lines: Sequence[StateSizeLine], names: Mapping[str, str], plateau: float | None) -> list[str]:
     notes = [] if plateau is None else [f"1/C = {plateau:.2f}: knowing the values, but not the context"]
     if any(line.is_cache for line in lines):
         notes.append("hollow marks: a cache of keys and values, whose size is that at the task's length")
-    counts = sorted({len(point.scores) for line in lines for point in line.points})
-    if counts:
-        span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        notes.append(f"{span} run{'' if counts[-1] == 1 else 's'} a point")
-    if counts and counts[-1] > 1:
+    counts = {
+        name_and_depth(line.model, line.layers, names): [len(point.scores) for point in line.points] for line in lines
+    }
+    every = {count for found in counts.values() for count in found}
+    if len(every) == 1:
+        count = every.pop()
+        notes.append(f"{count} run{'' if count == 1 else 's'} a point")
+    elif every:
+        told = (f"{name} ({', '.join(map(str, found))})" for name, found in counts.items())
+        notes.append(f"runs a point, from small to large: {', '.join(told)}")
+    if any(count > 1 for found in counts.values() for count in found):
         notes.append("right: bars from the worst run to the best")
     return notes

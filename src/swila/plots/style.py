@@ -120,6 +120,33 @@ def seeds_note(runs: Sequence[Sequence[float]]) -> list[str]:
     return notes
 
 
+def counts_note(what: str, counts: Mapping[str, Sequence[int]]) -> str:
+    """How many scores stand behind the marks: ``3 seeds a mark``, or where that differs, place by place.
+
+    Args:
+        what: in the singular, ``seed`` or ``run``.
+        counts: place, in words -> how many each of its marks has; neighbours that agree are put together.
+    """
+    spans = {place: (min(found), max(found)) for place, found in counts.items() if found}
+    if not spans:
+        return ""
+    if len(set(spans.values())) == 1:
+        low, high = next(iter(spans.values()))
+        return f"{_span(low, high)} {what}{'' if high == 1 else 's'} a mark"
+    grouped: list[tuple[list[str], tuple[int, int]]] = []
+    for place, span in spans.items():
+        if grouped and grouped[-1][1] == span:
+            grouped[-1][0].append(place)
+        else:
+            grouped.append(([place], span))
+    told = [f"{_span(*span)} at {places[0]}{f' to {places[-1]}' if places[1:] else ''}" for places, span in grouped]
+    return f"{what}s a mark: {', '.join(told)}"
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def caption(figure: Figure, title: str, notes: Sequence[str]) -> None:
     """The title above a figure, and notes in small print below it."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from swila.tables.benchmarks import generation_table, op_table, rivals_tables, time_table, training_table
 from swila.tables.cdar_memory import memory_table, tokens_table
-from swila.tables.recall import epochs_table, rates_table, recall_claims, recall_table, settings_table, small_table
+from swila.tables.provenance import check
+from swila.tables.recall import epochs_table, rates_table, recall_table, settings_table, small_table
+from swila.tables.recall_claims import recall_claims
 from swila.tables.regbench import regbench_claims, regbench_table
 from swila.tables.softmax_regression import regression_claims, regression_table
 
@@ -41,7 +43,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "softmax-regression": regression_table(regression),
             "regbench-claims": regbench_claims(regbench),
             "regbench": regbench_table(regbench),
-            "cdar-claims": recall_claims(cdar, load("cdar-paper-long")),
+            "cdar-claims": recall_claims(cdar, load("cdar-paper-long"), load("cdar-paper-settings")),
             "cdar": recall_table(cdar),
             "cdar-rates": rates_table(cdar),
             "cdar-settings": epochs_table(load("cdar-paper-settings")),
@@ -59,11 +61,16 @@ def insert(text: str, name: str, table: str) -> str:
     return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
-def update(root: Path) -> None:
-    """Rewrite the tables of the documents from the results beside them."""
+def update(root: Path) -> list[str]:
+    """Rewrite the tables of the documents from the results beside them, once these are known to be what they say.
+
+    Returns what :func:`swila.tables.provenance.check` has to tell.
+    """
+    told = check(root)
     for name, found in tables(root / "results").items():
         document = root / name
         text = document.read_text()
         for marker, table in found.items():
             text = insert(text, marker, table)
         document.write_text(text)
+    return told

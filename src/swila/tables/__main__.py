@@ -1,7 +1,12 @@
-"""``python -m swila.tables``: rewrite the tables of the README and the docs."""
+"""``python -m swila.tables``: check where results come from, then rewrite the tables of README and docs."""
 
+import sys
 from pathlib import Path
 
 from swila.tables import update
 
-update(Path())
+try:
+    for line in update(Path()):
+        print(line)
+except ValueError as error:
+    sys.exit(f"error: {error}")

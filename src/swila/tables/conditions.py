@@ -6,14 +6,19 @@ from typing import Any
 
 
 def conditions(record: dict[str, Any]) -> str:
-    """Where results were measured: hardware, versions, commit."""
+    """Where results were measured: hardware, versions, commit, and the digest of the sources where it is known."""
     where = record["environment"]
     on_gpu = record["device"].startswith("cuda")
     machine = ", ".join(where["gpus"]) if on_gpu else f"{where['cpu']} ({where['cores']} cores)"
     packages = "".join(f", {name} {version}" for name, version in where["packages"].items())
-    found = dict.fromkeys(each["commit"] for each in (where, *record.get("other_environments", [])))
-    commits = ("commit " if len(found) == 1 else "commits ") + ", ".join(f"`{commit}`" for commit in found)
+    found = dict.fromkeys(_commit(each) for each in (where, *record.get("other_environments", [])))
+    commits = ("commit " if len(found) == 1 else "commits ") + ", ".join(found)
     return f"{machine}, torch {where['torch']}{packages}, Python {where['python']}, {commits}"
+
+
+def _commit(where: dict[str, Any]) -> str:
+    sources = where.get("sources")
+    return f"`{where['commit']}`" + (f" (sources `{sources[:12]}`)" if sources else "")
 
 
 def under_which(record: dict[str, Any]) -> str:

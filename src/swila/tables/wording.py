@@ -1,21 +1,50 @@
-"""Words and columns that the tables of several experiments share."""
+"""Words and columns that the tables of several experiments share.
+
+Verdicts on a claim: ``**yes**`` where both sides had the same effort and their seeds are apart; ``yes, with …``, not
+bold, where something is less than that; ``**no**``; ``not decided``; ``not run``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
-CLAIM = ("the paper", "here")
-
-
-def verdict(so: bool) -> str:
-    """In a word."""
-    return "yes" if so else "no"
+CLAIM = ("where", "the paper", "here")
+NO, NOT_RUN = "**no**", "not run"
 
 
-def apart(row: dict[str, Any], rival: dict[str, Any]) -> bool:
-    """Whether the worst seed is above the rival's best."""
-    return min(row["scores"]) > max(rival["scores"])
+def yes(reservations: Sequence[str] = ()) -> str:
+    """Yes; with reservations not bold, and followed by them."""
+    return f"yes, with {listed(reservations)}" if reservations else "**yes**"
+
+
+def not_decided(reasons: Sequence[str]) -> str:
+    """Neither yes nor no, and why."""
+    return f"not decided, with {listed(reasons)}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+Standing = Literal["above", "higher, one seed", "overlap", "not above"]
+
+
+def standing(row: dict[str, Any], rival: dict[str, Any]) -> Standing:
+    """How the seeds of a row stand to a rival's.
+
+    ``above`` needs two seeds on both sides, the worst above the rival's best. With a single seed on a side, no spread
+    is known, and a higher mean is only that.
+    """
+    higher = fmean(row["scores"]) > fmean(rival["scores"])
+    if min(len(row["scores"]), len(rival["scores"])) < 2:
+        return "higher, one seed" if higher else "not above"
+    if min(row["scores"]) > max(rival["scores"]):
+        return "above"
+    return "overlap" if max(row["scores"]) >= min(rival["scores"]) else "not above"
 
 
 def of_seeds(scores: list[float]) -> str:
