@@ -45,15 +45,6 @@ class Timing:
     turns: list[tuple[float, float]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A ratio of two times of the same run."""
-
-    what: str
-    shape: str
-    value: float
-
-
 def inputs_of(variant: Variant, shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """Arguments with a time axis, drawn on the device."""
     generator = torch.Generator(device=device).manual_seed(0)
@@ -289,21 +280,30 @@ def cells(timing: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def ratios(shape: Shape, timings: list[Timing]) -> list[Ratio]:
-    """The comparisons that matter, where both sides were timed."""
-    by_name = {timing.name: timing for timing in timings}
-    found = []
-    for what, ours, rival, of in (
-        ("plain forward / GDN forward", "plain", "GDN", "forward_ms"),
-        ("plain forward + backward / GDN", "plain", "GDN", "total_ms"),
-        ("temporal forward + backward / GDN", "temporal", "GDN", "total_ms"),
-        ("plain forward + backward / DeltaNet", "plain", "DeltaNet", "total_ms"),
-        ("per-key-decay forward + backward / KDA", "gated", "KDA", "total_ms"),
-    ):
-        mine, theirs = (getattr(by_name.get(name), of, None) for name in (ours, rival))
-        if mine and theirs:
-            found.append(Ratio(what, str(shape), mine / theirs))
-    return found
+MEASURES = {"forward_ms": "forward, time", "total_ms": "forward + backward, time", "peak_bytes": "peak memory"}
+
+
+def pairs(record: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for every variant of ours over every rival: what it takes over what the rival takes, at each shape.
+
+    Ratios above 1, where ours takes more, are between double asterisks.
+    """
+    names = [timing["name"] for timing in record["shapes"][0]["timings"]]
+    by_shape = [{timing["name"]: timing for timing in found["timings"]} for found in record["shapes"]]
+    rows = []
+    for ours in (name for name in names if name in OURS):
+        for theirs in (name for name in names if name not in OURS):
+            ratios = [[_over(found, ours, theirs, what) for found in by_shape] for what in MEASURES]
+            rows.append((f"{ours} / {theirs}", *(" / ".join(values) for values in ratios)))
+    return rows
+
+
+def _over(timings: dict[str, dict[str, Any]], ours: str, theirs: str, what: str) -> str:
+    mine, other = (timings.get(name, {}).get(what) for name in (ours, theirs))
+    if mine is None or other is None:
+        return "–"
+    ratio = f"{mine / other:.2f}"
+    return f"**{ratio}**" if float(ratio) > 1 else ratio
 
 
 def benchmark(
@@ -316,14 +316,13 @@ def benchmark(
 ) -> dict[str, Any]:
     """Everything, as a record for a results file; ``save`` is called with what there is after each shape."""
     bandwidth = copy_bandwidth(device)
-    record: dict[str, Any] = {"copy_bytes_per_ms": bandwidth, "shapes": [], "ratios": []}
+    record: dict[str, Any] = {"copy_bytes_per_ms": bandwidth, "shapes": []}
     progress("timing the decoding step")
     record["decode"] = {"shape": asdict(DECODE), **decode(device, repeats, bandwidth)}
     with gdn_backward_allowed() if fla.unusable() is None else _nothing():
         for shape in shapes:
             timings = contest(shape, device, repeats, bandwidth, rivals, progress)
             record["shapes"].append({"shape": asdict(shape), "timings": [asdict(timing) for timing in timings]})
-            record["ratios"] += [asdict(ratio) for ratio in ratios(shape, timings)]
             save(record)
             gc.collect()
             torch.cuda.empty_cache()

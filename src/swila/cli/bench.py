@@ -59,7 +59,8 @@ def op(
     then 1. Results go to a JSON file with the hardware, versions and commit they belong to.
 
     On a GPU, unless a variant or backend is named: the kernels in bfloat16 beside those of flash-linear-attention,
-    where it is installed, on a state of the same size, with the ratios of their times.
+    where it is installed, on a state of the same size, with every ratio of their times and
+    memory, favourable or not.
     """
     import json
     from dataclasses import asdict
@@ -209,12 +210,13 @@ bench.command()(training)
 
 def _beside_rivals(shape: str | None, device: str, repeats: int, names: list[str] | None, path: Path) -> None:
     import json
+    import re
 
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from swila.benchmarks.rivals import HEADINGS, RIVALS, SHAPES, benchmark, cells
+    from swila.benchmarks.rivals import HEADINGS, MEASURES, RIVALS, SHAPES, benchmark, cells, pairs
     from swila.environment import environment
     from swila.layers import fla
 
@@ -247,8 +249,13 @@ def _beside_rivals(shape: str | None, device: str, repeats: int, names: list[str
                 continue
             table.add_row(*cells(row))
         console.print(table)
-    for ratio in record["ratios"]:
-        console.print(f"{ratio['what']}: [bold]{ratio['value']:.2f}[/]  ({ratio['shape']})")
+    if pairs(record):
+        table = Table(title="ours over theirs, shape by shape; under 1 ours takes less", title_justify="left", box=None)
+        for heading in ("", *MEASURES.values()):
+            table.add_column(heading, header_style="bold", justify="right" if heading else "left")
+        for row in pairs(record):
+            table.add_row(*(re.sub(r"\*\*(.*?)\*\*", r"[bold red]\1[/]", cell) for cell in row))
+        console.print(table)
     step = record["decode"]
     console.print(
         f"decoding step, state read and written once: {step['ms'] * 1e3:.0f} µs, [bold]{step['ratio']:.2f}[/] × bytes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from swila.benchmarks.rivals import HEADINGS, OURS, cells
+from swila.benchmarks.rivals import HEADINGS, MEASURES, OURS, cells, pairs
 from swila.tables.conditions import conditions
 from swila.tables.markdown import markdown
 from swila.tables.wording import listed
@@ -68,29 +68,6 @@ def rivals_tables(record: dict[str, Any]) -> str:
     )
 
 
-MEASURES = {"forward_ms": "forward, time", "total_ms": "forward + backward, time", "peak_bytes": "peak memory"}
-
-
-def pairs(record: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A row for every variant of ours over every baseline: what it takes over what the baseline does, at each shape."""
-    names = [timing["name"] for timing in record["shapes"][0]["timings"]]
-    by_shape = [{timing["name"]: timing for timing in found["timings"]} for found in record["shapes"]]
-    rows = []
-    for ours in (name for name in names if name in OURS):
-        for theirs in (name for name in names if name not in OURS):
-            ratios = [[_over(found, ours, theirs, what) for found in by_shape] for what in MEASURES]
-            rows.append((f"{ours} / {theirs}", *(" / ".join(values) for values in ratios)))
-    return rows
-
-
-def _over(timings: dict[str, dict[str, Any]], ours: str, theirs: str, what: str) -> str:
-    mine, other = (timings.get(name, {}).get(what) for name in (ours, theirs))
-    if mine is None or other is None:
-        return "–"
-    ratio = f"{mine / other:.2f}"
-    return f"**{ratio}**" if float(ratio) > 1 else ratio
-
-
 def _state(record: dict[str, Any]) -> str:
     """How large the states are, and what temporal priors carry beside them."""
     size = record["shapes"][0]["shape"]
@@ -107,7 +84,7 @@ def _checked(record: dict[str, Any]) -> str:
     for found in record["shapes"]:
         for timing in found["timings"]:
             if timing["name"] not in OURS:
-                error = timing.get("error") if timing.get("checked") else None
+                error = max(timing.get("errors", {}).values(), default=None)
                 known = errors.get(timing["name"], 0.0)
                 errors[timing["name"]] = None if error is None or known is None else max(known, error)
     told = [f"{name} to {error:.0e}" for name, error in errors.items() if error is not None]
