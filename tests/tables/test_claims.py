@@ -435,6 +435,10 @@ def test_the_end():
     assert about(changed(attention_40000=(0.95, 1)), END).startswith("yes, with one seed, no spread known")
     less = changed(attention_40000=None, attention_2500=0.9)
     assert about(less, END).startswith("not decided, with 2,500 automata at most for the Transformer")
+    small = {model: {1000: sizes[1000], 2500: sizes[40_000]} for model, sizes in PFAS.items()}
+    assert about(regbench_claims(regbench(small)), END).startswith("not decided, with 2,500"), (
+        "the best, but not the end"
+    )
     assert about(changed(attention_40000=None, attention_1000=None), END) == "not run"
 
 
@@ -464,7 +468,7 @@ def test_how_long_and_on_how_much_runs_were_trained():
     assert lengths([run, run | {"planned_steps": 384}], "examples")[1] == "10 to 38.4 epochs"
     assert lengths([run | {"planned_steps": 10}], "automata") == ["6,400 training automata", "1 epoch"]
     assert lengths([run, run | {"train_examples": 64}], "examples") == ["10 epochs"]
-    assert lengths([], "examples") == []
+    assert lengths([], "examples") == lengths([{"name": "of an earlier version"}], "examples") == []
 
 
 def test_figures_of_regbench_carry_sizes_and_epochs():

@@ -181,7 +181,7 @@ def lengths(runs: Iterable[dict[str, Any]], what: str) -> list[str]:
         runs: of a record.
         what: how the examples are called.
     """
-    shown = list(runs)
+    shown = [run for run in runs if "planned_steps" in run]  # results of an earlier version may not say
     found = sorted({run["planned_steps"] / run["steps_per_epoch"] for run in shown})
     counts = {run["train_examples"] for run in shown}
     told = [f"{counts.pop():,} training {what}"] if len(counts) == 1 else []
