@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu lint format tables clean
+.PHONY: help run test test-gpu mutants lint format tables clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ test: $(READY)  ## all tests
 # Not the hundreds of random sizes: each would be compiled.
 test-gpu: $(READY)  ## the tests of operation, layers, models, generation and captured training on an NVIDIA GPU
 	@$(BIN)/python -m pytest -q --device cuda tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py tests/tasks/test_regbench.py tests/training/test_chosen_weights.py -k 'not test_any_call'
+
+mutants: $(READY)  ## break the package one place at a time, and list the changes that no test notices (hours)
+	@$(BIN)/python tools/mutants.py --jobs $$($(BIN)/python -c 'import os; print(os.cpu_count())')
 
 lint: $(READY)  ## style and types, as CI checks them
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
