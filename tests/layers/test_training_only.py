@@ -14,6 +14,7 @@ from swila.layers.decay import DecayGate
 from swila.layers.mode import Mode
 from swila.layers.mom import switch_loss
 from swila.layers.norms import l2_norm, rms_norm
+from swila.layers.projection import make_projection
 from swila.layers.short_conv import ShortConvolution
 from swila.models.block import Block
 
@@ -261,3 +262,39 @@ def test_state_sizes_are_scalars_of_the_matrices():
     for name, size in sizes.items():
         assert build(name).state_size() == build(name).state_size(50) == size, name
     assert build("attention").state_size(50) == 2 * 2 * 4 * 50
+
+
+def test_both_temporal_gates_start_sticky():
+    layer = SwiLA(16, num_heads=2, temporal=True, temporal_bias=-2.0)
+    assert (layer.key_gate_bias == -2).all()
+    assert (layer.query_gate_bias == -2).all()
+
+
+def test_activations_of_convolutions():
+    """SiLU in layers with a matrix state, none in attention, nor where the whole input is convolved."""
+    for mixer in ("swila", "deltanet", "gated-deltanet", "kda", "mom"):
+        layer = make_mixer(mixer, 16, num_heads=2)
+        assert {getattr(layer, f"{part}_conv1d").activation for part in "qkv"} == {"silu"}, mixer
+        assert make_mixer(mixer, 16, num_heads=2, conv_on="input").input_conv1d.activation is None
+    for mixer in ("attention", "fox"):
+        layer = make_mixer(mixer, 16, num_heads=2, use_short_conv=True)
+        assert {getattr(layer, f"{part}_conv1d").activation for part in "qkv"} == {None}, mixer
+
+
+def test_projections_by_hand():
+    x = random(3, 6)
+    swiglu = make_projection("it", "swiglu:5", 6, 4).double()
+    gate, up, down = (getattr(swiglu, name).weight for name in ("gate", "up", "down"))
+    inner = x @ gate.T
+    assert_close(swiglu(x), (inner * inner.sigmoid() * (x @ up.T)) @ down.T)
+    low = make_projection("it", "low-rank:2", 6, 4, bias=True).double()
+    assert_close(low(x), x @ (low[1].weight @ low[0].weight).T + low[1].bias)
+    assert [tuple(p.shape) for p in low.parameters()] == [(2, 6), (4, 2), (4,)]
+    assert make_projection("it", "linear", 6, 4).bias is None
+
+
+def test_projections_of_kda_have_the_rank_of_a_head():
+    layer = make_mixer("kda", 16, num_heads=2, expand_v=0.5)
+    assert layer.decay.proj[0].out_features == layer.g_proj[0].out_features == layer.head_v_dim == 4
+    assert layer.g_proj[1].bias is not None
+    assert (layer.decay.groups, layer.decay.width) == (2, 8)
