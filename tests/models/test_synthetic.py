@@ -37,6 +37,8 @@ def test_initial_weights():
     assert abs(model.embedding.weight.std() - 0.1) < 0.01
     assert abs(mixer.q_proj.weight.std() - 0.1) < 0.02
     assert abs(model.blocks[0].mlp.fc2.weight.std() - 0.05) < 0.01
+    assert abs(mixer.o_proj.weight.std() - 0.1) < 0.02, "as in Zoology, whose rescaling does not know this name"
+    assert abs(model.blocks[0].mlp.fc1.weight.std() - 0.1) < 0.01
     assert (model.blocks[0].mlp.fc1.bias == 0).all()
     assert (mixer.key_gate_bias == -2).all(), "the stickiness stays"
     assert mixer.q_conv1d.weight.abs().max() > 0.3

@@ -39,6 +39,7 @@ def read(task, inputs, labels, context):
         elif inputs[t] <= task.pool:
             now = inputs[t]
             groups.append(now)
+            assert context[t] == now
             assert inputs[t + 1] in keys, "a context's token stands before its first key"
             t += 1
         else:

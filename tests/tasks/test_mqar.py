@@ -46,6 +46,16 @@ def test_slots_follow_the_power_law():
             assert abs(found - expected) < 0.01
 
 
+def test_seeds_splits_and_counts():
+    task = MQAR(64, 5, 40)
+    first = task.examples(700, "train")
+    assert torch.equal(task.examples(600, "train").inputs, first.inputs[:600])
+    seen = {tuple(row) for row in first.inputs.tolist()}
+    assert len(seen) == 700
+    for other in (task.examples(700, "test"), task.examples(700, "train", seed=1)):
+        assert seen.isdisjoint(map(tuple, other.inputs.tolist()))
+
+
 def test_streams_are_unrelated():
     names = [(0, "a"), (0, "b"), (1, "a"), (0, "a", 1), (0, "a", 11), (0, "a", 1, 1)]
     numbers = {stream(*name).initial_seed() for name in names}
