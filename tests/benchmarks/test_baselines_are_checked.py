@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from swila.benchmarks import rivals
+from swila.benchmarks.op import verdict
 from swila.layers.delta_rule import delta_rule
-from swila.testing import Shape
+from swila.ops.backends import get_backend
+from swila.testing import VARIANTS, Shape
 
 
 def rival(wrong=None, decay=None):
@@ -67,3 +69,11 @@ def test_nan_is_wrong():
     assert rivals.rival_refused({"output": float("nan")}) == "wrong: output off by nan"
     assert rivals.rival_refused({"output": 0.019, "d g": 0.09}) is None
     assert rivals.rival_refused({"output": 0.021, "d g": 0.11}) == "wrong: output off by 2.1e-02, d g off by 1.1e-01"
+
+
+def test_the_errors_of_ours_are_kept_as_well():
+    shape = Shape(B=1, T=12, H=1, K=4, V=4, J=2)
+    refused, wrong, worst, errors = verdict(get_backend("blocked"), shape, VARIANTS["plain"], torch.float32, "cpu")
+    assert (refused, wrong) == (None, False)
+    assert {"output", "W", "d q", "d k", "d v", "d beta", "d key_logits", "d query_logits"} <= set(errors)
+    assert worst.split(" off by ")[0] in errors
