@@ -75,7 +75,7 @@ def test_gates_of_many_mixtures(kernels, device, name):
         ("plain", 5, BF16),
         ("plain", 16, BF16),
         ("plain", 2, F32),
-        ("gated", 2, BF16),
+        ("gated", 4, BF16),
         ("gated-value", 2, BF16),
     ],
     ids=str,

@@ -15,8 +15,8 @@ PACKED = [5, 40, 1, 33]
 CASES: tuple[tuple[str, Shape, list[int] | None, bool], ...] = (
     ("", Shape(), None, True),
     (", packed", Shape(), PACKED, True),
-    (", without statistics", Shape(T=37), None, False),
-    (", eight mixtures without statistics", Shape(T=37, J=8), None, False),
+    (", without statistics", Shape(T=50), None, False),
+    (", eight mixtures without statistics", Shape(T=50, J=8), None, False),
 )
 
 
