@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swila.experiments.cdar import make_runs
-from swila.experiments.cdar_memory import kinds_of_tokens, memory_report
+from swila.experiments.cdar_memory import _not_written, kinds_of_tokens, memory_report
 from swila.models import SyntheticModel
 from swila.tasks import CDAR, IGNORE
 
@@ -89,3 +89,11 @@ def test_damping_the_keys_that_were_asked_makes_room():
     assert damped[0] < damped[1] < damped[2]
     assert min(damped[2:]) > 0.98
     assert max(recall_by_context(0.22, shared=False)) < 0.96, "in all memories, not only in the one that was asked"
+
+
+def test_what_is_not_written_has_no_learning_rate():
+    where = torch.tensor([[True, False, True]])
+    kept, beta = torch.ones(1), torch.full((1, 3, 1, 2, 2), 0.7)
+    found = _not_written(where, {"beta": beta, "v": kept})
+    assert found["v"] is kept
+    assert found["beta"].mean((2, 3, 4)).tolist() == [[0.0, pytest.approx(0.7), 0.0]]

@@ -29,3 +29,9 @@ def test_a_mixture_remembers_what_one_regressor_relearns():
     assert one["4-7"] > 1.0
     assert four["4-7"] < 0.4
     assert four["all"] < 0.5 * one["all"]
+
+
+def test_regressors_do_not_start_from_the_maps():
+    """With one map and one regressor in a sequence, weights of the same random numbers would know it from the start."""
+    stream = make_stream(B=64, T=1, D=8, contexts=1, noise=0.0, seed=3)
+    assert follow(stream, 1, seed=3).error.mean() > 0.95

@@ -103,3 +103,20 @@ def test_the_best_of_a_budget_is_chosen_by_validation():
     ]  # fmt: skip
     rows = softmax_regression.summarize(runs)
     assert {row["size"]: row["best_of_budget"] for row in rows} == {"H1J2": False, "H2J1": True, "H2": False}
+
+
+def test_shares_by_context():
+    """The mean over the tokens of each context, counted from one; what is before the first query has none."""
+    trace = torch.tensor([[0.1, 0.9, 0.3, 0.5, 1.0]])[:, :, None, None, None]
+    context = torch.tensor([[1, 2, 1, -1, 2]])
+    assert cdar.shares_by_context(trace, context, 2).flatten().tolist() == pytest.approx([0.2, 0.95])
+
+
+def test_the_cache_of_attention_grows_with_the_task():
+    (run,) = cdar.make_runs("paper", ["attention"], [64], [2], [1e-3], [0])
+    assert run.sizes()["state"] == 2 * 2 * 64 * 1024
+
+
+def test_a_shorter_regression_has_a_shorter_warm_up():
+    (run,) = softmax_regression.make_runs("paper", ["deltanet"], [1], seeds=[0], steps=1280)
+    assert (run.training.steps, run.training.warmup_steps) == (1280, 64)

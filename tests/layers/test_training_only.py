@@ -298,3 +298,18 @@ def test_projections_of_kda_have_the_rank_of_a_head():
     assert layer.decay.proj[0].out_features == layer.g_proj[0].out_features == layer.head_v_dim == 4
     assert layer.g_proj[1].bias is not None
     assert (layer.decay.groups, layer.decay.width) == (2, 8)
+
+
+def test_norms_of_queries_and_keys_are_their_own():
+    """A weight of the one does not reach the other."""
+    layer, x = make_mixer("attention", 16, num_heads=1, qk_norm=True, rope_theta=None).double(), random(1, 2, 16)
+    with torch.no_grad():
+        layer.q_norm.weight.copy_(torch.linspace(-1, 2, 16))
+        layer.k_norm.weight.copy_(torch.linspace(3, 1, 16))
+    q, k, v = layer.q_proj(x)[0], layer.k_proj(x)[0], layer.v_proj(x)[0]
+    q, k = (
+        t / (t.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+        for t, norm in ((q, layer.q_norm), (k, layer.k_norm))
+    )
+    weights = (q[1] @ k.T / 4).softmax(-1)
+    assert_close(layer(x)[0][0], layer.o_proj(torch.stack([v[0], weights @ v])))

@@ -234,6 +234,12 @@ def test_a_run_is_solved_beyond_the_score_not_at_it(tmp_path):
     assert result["final"] == 0.91
 
 
+def test_patience_is_about_validation(tmp_path):
+    config = replace(CONFIG, eval_every=1, stop_at=None, steps=5, patience=1)
+    result = trainer(tmp_path / "run", config, Scored(0.5, 0.4, 0.3, 0.2, 0.1)).fit()
+    assert (result["status"], result["steps"]) == ("finished", 5)
+
+
 def test_the_best_score_counts_and_the_first_of_equals(tmp_path):
     config = replace(CONFIG, eval_every=1, stop_at=None, steps=5)
     result = trainer(tmp_path / "run", config, Scored(0.2, 0.6, 0.6, 0.1, 0.3)).fit()
