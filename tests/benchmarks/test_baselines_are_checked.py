@@ -38,31 +38,56 @@ def rival(wrong=None, decay=None):
     return inputs
 
 
+SHAPE = Shape(B=2, T=64, H=2)
+
+
+@pytest.fixture
+def contest(monkeypatch):
+    """The contest on a CPU without ours, with a clock that says 1 ms; of one rival with the given inputs."""
+    monkeypatch.setattr(rivals, "CHECKED_TOKENS", 40)
+    monkeypatch.setattr(rivals, "OURS", {})
+    monkeypatch.setattr(rivals.fla, "unusable", lambda: None)
+    monkeypatch.setattr(rivals, "milliseconds", lambda work, times=5: 1.0)
+
+    def run(inputs):
+        shapes = []
+
+        def entered(timing, operation, call, bandwidth):
+            shapes.append(tuple(call["q"].shape[:3]))
+            operation(**call)
+            return timing, lambda: operation(**call), list(call.values()), None
+
+        monkeypatch.setattr(rivals, "_entered", entered)
+        monkeypatch.setattr(rivals, "rival_inputs", inputs)
+        (timing,) = rivals.contest(SHAPE, "cpu", 2, 1.0, ("GDN",))
+        assert shapes == [(2, 64, 2)], "warmed up at the shape that is timed"
+        return timing
+
+    return run
+
+
 @pytest.mark.parametrize("decay", [None, "head", "key"])
-def test_right_ones_are_timed(monkeypatch, decay):
-    monkeypatch.setattr(rivals, "CHECKED", Shape(B=1, T=40, H=2))
-    monkeypatch.setattr(rivals, "rival_inputs", rival(decay=decay))
-    errors = rivals.rival_errors("any", "cpu")
-    assert set(errors) == {"output", "d q", "d k", "d v", "d beta"} | ({"d g"} if decay else set())
-    assert all(error < 0.01 for error in errors.values())
-    assert rivals.rival_refused(errors) is None
+def test_right_ones_are_timed(contest, decay):
+    timing = contest(rival(decay=decay))
+    assert set(timing.errors) == {"output", "d q", "d k", "d v", "d beta"} | ({"d g"} if decay else set())
+    assert all(error < 0.01 for error in timing.errors.values())
+    assert (timing.refused, timing.forward_ms, timing.total_ms) == (None, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"), [("scale", "output"), ("half the decay", "output"), ("gradient of k", "d k off by")]
 )
-def test_wrong_ones_are_not(monkeypatch, wrong, named):
-    monkeypatch.setattr(rivals, "CHECKED", Shape(B=1, T=40, H=2))
-    monkeypatch.setattr(rivals, "rival_inputs", rival(wrong, "head" if wrong != "gradient of k" else None))
-    refused, errors = rivals.rival_verdict("any", "cpu")
-    assert errors == rivals.rival_errors("any", "cpu")
-    assert refused.startswith("wrong: ")
-    assert named in refused
+def test_wrong_ones_are_not(contest, wrong, named):
+    timing = contest(rival(wrong, "head" if wrong != "gradient of k" else None))
+    assert timing.refused.startswith("wrong: ")
+    assert named in timing.refused
+    assert timing.forward_ms is timing.total_ms is None
 
 
-def test_what_crashes_is_not_timed(monkeypatch):
-    monkeypatch.setattr(rivals, "rival_inputs", rival("crash"))
-    assert rivals.rival_verdict("any", "cpu") == ("crashed: RuntimeError: not on this GPU", {})
+def test_what_crashes_is_not_timed(contest):
+    timing = contest(rival("crash"))
+    assert timing.refused == "crashed: RuntimeError: not on this GPU"
+    assert (timing.errors, timing.forward_ms) == ({}, None)
 
 
 def test_nan_is_wrong():

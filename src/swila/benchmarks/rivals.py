@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -88,15 +88,16 @@ def rival_inputs(name: str, shape: Shape, device: str) -> tuple[Callable[..., Te
 
 RIVAL_ERRORS = {"d g": 0.1}  # gradients of decays are differences of rounded sums
 RIVAL_ERROR = 0.02  # a few roundings of bfloat16
-CHECKED = Shape(B=2, T=200, H=2, K=64, V=64, J=4)  # three chunks of 64 tokens, and a part of one
+CHECKED_TOKENS = 140  # two chunks of 64 tokens, and a part of one
 
 
-def rival_errors(name: str, device: str) -> dict[str, float]:
-    """Relative errors of a rival's output and gradients against the token loop in float64, on a small call.
+def rival_errors(name: str, shape: Shape, device: str) -> dict[str, float]:
+    """Relative errors of a rival's output and gradients against the token loop in float64, on a few tokens of a shape.
 
-    With J = 1 our specification is the rival's; its ``scale`` is on the queries.
+    With J = 1 our specification is the rival's; its ``scale`` is on the queries. What tunes itself by the sizes of a
+    head has to be run at the shape that is timed before: it would otherwise be tuned for these few tokens.
     """
-    operation, call = rival_inputs(name, CHECKED, device)
+    operation, call = rival_inputs(name, replace(shape, B=1, T=CHECKED_TOKENS), device)
     output = operation(**call)
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(output.shape, generator=generator).to(output)
@@ -106,25 +107,14 @@ def rival_errors(name: str, device: str) -> dict[str, float]:
     truth, _ = delta_rule(q, x["k"], x["v"], x["beta"], x.get("g"), backend="reference")
     expected = [truth, *torch.autograd.grad(truth, list(x.values()), weight.double().cpu())]
     names = ["output", *(f"d {key}" for key in call)]
-    return {
-        name: ((a.double().cpu() - b).norm() / b.norm()).item()
-        for name, a, b in zip(names, found, expected, strict=True)
-    }
+    pairs = zip(names, found, expected, strict=True)
+    return {name: ((a.double().cpu() - b).norm() / b.norm()).item() for name, a, b in pairs}
 
 
 def rival_refused(errors: dict[str, float]) -> str | None:
     """Why a rival with these errors is not timed, or None."""
     wrong = [f"{name} off by {e:.1e}" for name, e in errors.items() if not e <= RIVAL_ERRORS.get(name, RIVAL_ERROR)]
     return f"wrong: {', '.join(wrong)}" if wrong else None
-
-
-def rival_verdict(name: str, device: str) -> tuple[str | None, dict[str, float]]:
-    """Why a rival is not timed (None if it is), and the errors that were found."""
-    try:
-        errors = rival_errors(name, device)
-    except Exception as crash:
-        return f"crashed: {type(crash).__name__}: {crash}", {}
-    return rival_refused(errors), errors
 
 
 @contextmanager
@@ -189,12 +179,17 @@ def contest(
             call = inputs_of(variant, shape, device)
             work.append(_entered(timing, partial(switching_delta_rule, backend="cuda"), call, bandwidth))
     for name in rivals if fla.unusable() is None else ():
-        progress(f"{shape}: checking and warming up {name}, which tunes itself for minutes the first time")
-        refused, errors = rival_verdict(name, device)
-        timing = Timing(name, refused=refused, errors=errors)
+        progress(f"{shape}: warming up and checking {name}, which tunes itself for minutes the first time")
+        timing = Timing(name)
         timings.append(timing)
+        try:
+            entered = _entered(timing, *rival_inputs(name, shape, device), bandwidth)
+            timing.errors = rival_errors(name, shape, device)
+            timing.refused = rival_refused(timing.errors)
+        except Exception as crash:
+            timing.refused = f"crashed: {type(crash).__name__}: {crash}"
         if timing.refused is None:
-            work.append(_entered(timing, *rival_inputs(name, shape, device), bandwidth))
+            work.append(entered)
     for turn in range(repeats + 1):
         for timing, forward, leaves, weight in work:
             progress(f"{shape}: timing {timing.name}, turn {turn} of {repeats}")
