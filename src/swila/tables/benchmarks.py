@@ -77,7 +77,8 @@ def _again(record: dict[str, Any], again: dict[str, Any]) -> str:
     before = {
         (str(found["shape"]), timing["name"]): timing for found in record["shapes"] for timing in found["timings"]
     }
-    changes, names = [], {}
+    changes: list[float] = []
+    names: dict[str, None] = {}
     for found in again["shapes"]:
         for timing in found["timings"]:
             if (
