@@ -350,8 +350,12 @@ def test_records_are_joined_and_what_is_over_counts():
 def test_of_runs_that_are_not_over_the_longest_is_joined():
     record = {"experiment": "cdar", "environment": {"commit": "x"}, "task": {}, "rows": []}
     name = "attention-d64-l2-lr0.00316-seed0"
-    shorter = json.loads(Path("results/cdar-paper.json").read_text())["runs"][name]
-    longer = shorter | {"step": shorter["step"] + 1}
+    known = json.loads(Path("results/cdar-paper.json").read_text())["runs"][name]
+    planned = {
+        key: value for key, value in known.items() if key not in ("best", "best_step", "final", "steps", "seconds")
+    }
+    shorter = planned | {"status": "interrupted", "step": 3, "score": 0.1, "curve": [[2, 0.1]]}
+    longer = shorter | {"step": 4}
     for parts in ([shorter, longer], [longer, shorter]):
         joined = EXPERIMENTS["cdar"].join([record | {"runs": {name: run}} for run in parts])
         assert joined["runs"][name] == longer
