@@ -107,7 +107,7 @@ def sanitize(tool: str, name: str) -> tuple[set[str], list[str], int]:
         command = [compute_sanitizer(), "--tool", tool, "--log-file", str(log), "--kernel-name", "kns=swila_"]
         # cuda-bindings asks the driver for functions of every version: not finding one is no error
         command += ["--racecheck-report", "analysis"] if tool == "racecheck" else ["--report-api-errors", "no"]
-        # every tensor in an allocation of its own: past the end of one is past the end of all
+        # every tensor in an allocation of its own, so that memcheck sees an access past the end of any
         surroundings = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         command += [sys.executable, __file__, "--run", name]
         done = subprocess.run(command, capture_output=True, text=True, env=surroundings)
@@ -121,7 +121,7 @@ def sanitize(tool: str, name: str) -> tuple[set[str], list[str], int]:
     summary = re.findall(r"SUMMARY: (\d+)", text)
     if not summary:
         unexpected.append(f"{tool} gave no summary: {text[-500:]}")
-    elif summary[-1] != "0" and not found:
+    elif int(summary[-1]) and not found:
         unexpected.append(f"{tool} counts {summary[-1]} reports of a form not known here:\n{text[-2000:]}")
     return set(told["launched"]), [*unexpected, *told["wrong"]], filtered
 

@@ -33,7 +33,7 @@ def source_digest(folder: Path | None = None) -> str | None:
 
 
 def digest(files: Mapping[str, bytes]) -> str | None:
-    """The digest of some files: path relative to the package -> contents; None of none."""
+    """The digest of some files: path relative to the package -> contents; None if there are no files."""
     listing = sorted(
         (path.encode(), sha256(contents.replace(b"\r\n", b"\n")).hexdigest())
         for path, contents in files.items()

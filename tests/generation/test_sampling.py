@@ -57,6 +57,11 @@ def test_top_p_is_of_what_the_temperature_and_top_k_leave():
     assert_close(both, torch.eye(5)[1])
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40])
+def test_a_low_temperature_is_greedy(temperature):
+    assert_close(frequencies(Sampling(temperature), [x + 50 for x in LOGITS], 50), torch.eye(5)[1])
+
+
 def test_rows_are_drawn_independently():
     rows = torch.zeros(4000, 2)
     drawn = Sampling(1.0).draw(rows, torch.Generator(torch.get_default_device()).manual_seed(1)).double()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
 
 from language_models import NAMES, tiny, tokens
 from swila import GenerationState, generate, prefill
@@ -126,6 +127,50 @@ def test_weights_that_are_written_to_are_others():
         model.model.norm.weight.mul_(2)
     with pytest.raises(ValueError, match="other weights"):
         generate(model, state=state, max_new_tokens=1)
+    state = prefill(model, [1, 2, 3])
+    with torch.no_grad():
+        model.lm_head.weight.view(-1)[8:-8] += 1  # not its ends
+    with pytest.raises(ValueError, match="other weights"):
+        generate(model, state=state, max_new_tokens=1)
+
+
+def test_options_that_change_what_a_state_means_are_others():
+    model = tiny("gated-swila")
+    state = prefill(model, [1, 2, 3])
+    for changes, same in (({"decay_order": "post"}, False), ({"balance_marginal": 0.5, "backend": "blocked"}, True)):
+        other = tiny("gated-swila", mixer_options=model.config.options_of("swila") | changes)
+        other.load_state_dict(model.state_dict())
+        if same:
+            generate(other, state=state, max_new_tokens=1)
+            continue
+        with pytest.raises(ValueError, match="other options"):
+            generate(other, state=state, max_new_tokens=1)
+
+
+def test_the_cache_of_a_state_belongs_to_its_model(tmp_path):
+    """Whether it was read, generated or loaded: a model of the same shape does not take it up by hand."""
+    model, other, ids = tiny("temporal-swila"), tiny("temporal-swila", seed=1), tokens(1, 1)
+    states = [prefill(model, [1, 2, 3]), generate(model, [1, 2], max_new_tokens=2, stop=(), return_state=True).state]
+    states[0].save(tmp_path / "state", model)
+    for state in (*states, GenerationState.load(tmp_path / "state", model)):
+        with pytest.raises(ValueError, match="layer_idx must be different for each layer that shares a cache"):
+            other(ids, past_key_values=state.cache)
+        model(ids, past_key_values=state.cache)
+
+
+def test_forced_into_another_precision(tmp_path):
+    model, path = tiny("temporal-swila"), tmp_path / "state"
+    prefill(model, [1, 2, 3]).save(path, model)
+    double = copy.deepcopy(model).double()
+    there = GenerationState.load(path, double, check=False)
+    there.save(path, double)
+    back = GenerationState.load(path, model, check=False)
+    device_takes_it = there.hidden.device.type == "cpu"  # kernels have no float64
+    assert there.cache[0]["recurrent_state"].W.dtype == there.hidden.dtype == torch.float64
+    assert back.cache[0]["recurrent_state"].W.dtype == back.hidden.dtype == torch.float32
+    assert_close(back.hidden, prefill(model, [1, 2, 3]).hidden)
+    for who, state in ((model, back), *([(double, there)] if device_takes_it else [])):
+        generate(who, state=state, max_new_tokens=2)
 
 
 def test_forced_states_count_as_the_models_own(tmp_path):

@@ -369,6 +369,52 @@ def test_an_entry_of_a_cache_belongs_to_one_layer():
         second(x, past_key_values=cache)
 
 
+def test_a_state_is_handed_over_to_a_layer_without_an_index():
+    x, first, second = tokens(1, 3), build("swila").eval(), build("swila").eval()
+    second.load_state_dict(first.state_dict())
+    _, _, cache = first(x, use_cache=True)
+    handed = cache.released()
+    assert_close(second(x, past_key_values=handed)[0], first(x, past_key_values=cache)[0])
+    with pytest.raises(ValueError, match="layer_idx must be given"):
+        first(x, past_key_values=handed)
+
+
+def test_a_call_that_fails_takes_nothing():
+    x, cache = tokens(1, 3), Cache()
+    with pytest.raises(ValueError, match="attention_mask must be"):
+        build("swila", layer_idx=0)(x, attention_mask=torch.ones(1, 9), past_key_values=cache)
+    build("swila", layer_idx=0)(x, past_key_values=cache)
+
+
+class Mean(CLASSES["deltanet"].__mro__[2]):
+    """A recurrent layer of one's own, whose state is not a SwitchingState."""
+
+    def __init__(self, hidden_size, layer_idx=None):
+        options = {"use_short_conv": False, "conv_size": 2, "conv_bias": False, "output_gate": None, "norm_eps": 1e-5}
+        super().__init__(hidden_size, 1, 4, 4, layer_idx=layer_idx, backend="auto", **options)
+
+    def recur(self, x, q, k, v, state, mode):
+        before = v.new_zeros(v[:, 0].shape) if state is None else state[0]
+        total = before.unsqueeze(1) + v.cumsum(1)
+        return total, (total[:, -1],) if mode.return_state else None
+
+
+def test_layers_of_ones_own_have_states_of_their_own():
+    layer, x = Mean(HIDDEN).double(), tokens(2, 6)
+    pieces, cache = [], Cache()
+    for part in x.split(2, 1):
+        pieces.append(layer(part, past_key_values=cache)[0])
+    assert_close(torch.cat(pieces, 1), layer(x)[0])
+
+    class Extra(CLASSES["attention"]):
+        def extras(self, x):
+            return (x[..., :1],)
+
+    layer = Extra(HIDDEN, num_heads=2).double()
+    _, _, cache = layer(x[:, :4], use_cache=True)
+    assert_close(layer(x[:, 4:], past_key_values=cache)[0], layer(x)[0][:, 4:])
+
+
 def test_two_layers_with_one_index_in_an_empty_cache():
     x, cache = tokens(1, 3), Cache()
     build("deltanet", layer_idx=2)(x, past_key_values=cache)
@@ -431,3 +477,5 @@ def test_cache_in_the_way_of_flash_linear_attention():
     layer, x, cache = build("swila-all", layer_idx=0).eval(), tokens(2, 6), TheirCache()
     pieces = [layer(part, past_key_values=cache)[0] for part in x.split(2, 1)]
     assert_close(torch.cat(pieces, 1), layer(x)[0])
+    with pytest.raises(ValueError, match=r"must be a swila.layers.Cache for Attention, got TheirCache, which"):
+        build("attention", layer_idx=0)(x, past_key_values=TheirCache())

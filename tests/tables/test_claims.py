@@ -345,6 +345,15 @@ def test_the_margin_and_what_comes_after():
     )
 
 
+def test_a_no_needs_as_much_effort_for_swila():
+    fewer = about(made_up_regression(H1J8=0.4, less={"H1J8": 2}), WITHIN).split(": ")[1]
+    assert fewer.startswith("not decided at B=8, with fewer learning rates or seeds for SwiLA; elsewhere **yes**")
+    both = about(made_up_regression(H1J8=0.4, H1J4=0.4, less={"H1J8": 2}), WITHIN).split(": ")[1]
+    assert both.startswith("**no**, not at B=4; not decided at B=8, with fewer learning rates or seeds for SwiLA; else")
+    more = about(made_up_regression(H1J8=0.4, less={"H8": 2}), WITHIN).split(": ")[1]
+    assert more.startswith("**no**, not at B=8; elsewhere **yes**"), "fewer seeds of DeltaNet's at B=8 excuse nothing"
+
+
 def test_balance_is_computed():
     assert about(made_up_regression(), BALANCE) == "**yes**: H2J2 at B=4, H4J2 at B=8"
     assert about(made_up_regression(H1J8=0.95), BALANCE).startswith("**no**, not at B=8: H2J2 at B=4, H1J8 at B=8")

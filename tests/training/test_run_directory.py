@@ -44,6 +44,15 @@ def test_somebody_elses_directory_is_left_alone(tmp_path):
         RunDirectory(tmp_path / "thesis.tex", CONFIG)
 
 
+@pytest.mark.parametrize("left", ["environment.json", "result.json", "progress.json", "metrics.jsonl", "checkpoint.pt"])
+def test_what_a_run_has_written_makes_it_one(tmp_path, left):
+    """A run that lost one of its files is still a run."""
+    (tmp_path / "run").mkdir()
+    for name in ("config.json", left):
+        (tmp_path / "run" / name).write_text("{}")
+    assert runs_below(tmp_path) == [tmp_path / "run"]
+
+
 def test_a_saved_model_is_no_run(tmp_path):
     """A ``config.json`` alone is a model of transformers, say: not listed, not opened, and never thrown away."""
     model = tmp_path / "model"

@@ -73,7 +73,7 @@ def _found(root: Path) -> list[Path]:
 
 
 def _status(path: Path) -> dict[str, Any]:
-    """How a run stands; one whose result cannot be read is not to hide the others."""
+    """How a run stands. An unreadable result is reported as failed, so that the other runs are still listed."""
     from swila.training import RunDirectory
 
     try:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, Layout, rounded_up
-from swila.generation.guard import as_count, check_model, evaluating
+from swila.generation.guard import as_count, check_model, check_state, evaluating
 from swila.generation.prompts import Prompts, as_tokens, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
@@ -79,6 +79,7 @@ def generate(
         progress: of reading the prompt; see :func:`swila.prefill`.
     """
     check_model(model)
+    check_state(state)
     sampling = Sampling(temperature, top_k, top_p)
     max_new_tokens = as_count("max_new_tokens", max_new_tokens, 0)
     seed = None if seed is None else as_count("seed", seed, 0)
@@ -155,7 +156,10 @@ def stop_tokens(model: Any, stop: int | Sequence[int] | None = None) -> tuple[in
         return ()
     if isinstance(stop, str) or (isinstance(stop, Sequence) and any(isinstance(token, str) for token in stop)):
         raise ValueError(f"stop must be token ids, got {stop!r}; for text, use model.generate(stop_strings=...)")
-    return tuple(map(operator.index, stop)) if isinstance(stop, Sequence) else (operator.index(stop),)
+    try:
+        return tuple(map(operator.index, stop)) if isinstance(stop, Sequence) else (operator.index(stop),)
+    except TypeError:
+        raise ValueError(f"stop must be a token id, or a list of them, got {stop!r}") from None
 
 
 def _decoder(

@@ -100,6 +100,7 @@ class Decoder:
         cache = Cache()
         for i, (layer, state) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
             cache.update(**layer.mixer.cached_state(state), layer_idx=i, offset=max(tokens))
+            cache.claim(layer.mixer, i)
         return GenerationState(cache, self.hidden.clone(), self.model.config.layer_mixers, tokens, self.state_weights)
 
     @torch.no_grad()

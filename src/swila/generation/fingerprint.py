@@ -1,4 +1,4 @@
-"""Which weights a model has, in a short text: a state is of use to the weights it was made with alone."""
+"""A short text that tells which model a state belongs to: a state is of use only to the weights it was made with."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
+
+WITHOUT_EFFECT = ("backend", "track_routing", "balance_marginal", "balance_conditional", "balance_scale")  # on a state
+SAMPLED = 64  # values of each parameter, evenly spaced
 
 Places = tuple[tuple[int, int], ...]
 _known: WeakKeyDictionary[Any, tuple[Places, str]] = WeakKeyDictionary()
 
 
 def weights_fingerprint(model: Any) -> str:
-    """Return a hash of names, shapes, dtypes and the first and last values of every parameter.
+    """Return a hash of the layers' options, and of name, shape, dtype and some values of every parameter.
 
-    On a GPU reading them waits for the device, so the hash is kept until a parameter is replaced or written to (a write
-    through ``parameter.data`` is not noticed there).
+    On a GPU reading the values waits for the device, so the hash is kept until a parameter is replaced or written to. A
+    write through ``parameter.data``, or by a replayed CUDA graph, is not noticed there.
     """
     if model.device.type == "cpu":
         return _hash(model)
@@ -29,9 +33,19 @@ def weights_fingerprint(model: Any) -> str:
 
 
 def _hash(model: Any) -> str:
-    named = dict(model.named_parameters())
-    names = json.dumps([(name, str(p.dtype), list(p.shape)) for name, p in named.items()])
-    ends = [torch.cat([p.detach().flatten()[:8], p.detach().flatten()[-8:]]).double() for p in named.values()]
-    digest = hashlib.sha256(names.encode())
-    digest.update(torch.cat(ends).cpu().numpy().tobytes())
+    config = model.config
+    options = {
+        mixer: {name: value for name, value in config.options_of(mixer).items() if name not in WITHOUT_EFFECT}
+        for mixer in dict.fromkeys(config.layer_mixers)
+    }
+    parameters = dict(model.named_parameters())
+    shapes = [(name, str(p.dtype), list(p.shape)) for name, p in parameters.items()]
+    about = [config.layer_mixers, options, config.norm_eps, shapes]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # one copy to the host for each
+    for p in parameters.values():
+        flat = p.detach().flatten()
+        by_kind.setdefault((p.device, p.dtype), []).append(flat[:: max(1, len(flat) // SAMPLED)])
+    for values in by_kind.values():
+        digest.update(torch.cat(values).cpu().double().numpy().tobytes())
     return digest.hexdigest()

@@ -41,6 +41,14 @@ def check_model(model: Any) -> None:
         raise ValueError(f"model must be a SwiLAForCausalLM, got {type(model).__name__}{advice}")
 
 
+def check_state(state: Any) -> None:
+    """Raise ValueError unless this is None or a state of generation."""
+    from swila.generation.state import GenerationState
+
+    if state is not None and not isinstance(state, GenerationState):
+        raise ValueError(f"state must be a GenerationState, got {type(state).__name__}")
+
+
 def as_count(name: str, value: Any, least: int) -> int:
     """Return an argument as an integer; ValueError if it is none, or below ``least``."""
     try:

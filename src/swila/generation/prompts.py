@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swila.generation.fingerprint import weights_fingerprint
-from swila.generation.guard import as_count, check_model, evaluating
+from swila.generation.guard import as_count, check_model, check_state, evaluating
 from swila.generation.state import GenerationState
 from swila.layers import Cache
 
@@ -81,6 +81,7 @@ def prefill(
         progress: called with the tokens of the longest prompt that are read, and all of them.
     """
     check_model(model)
+    check_state(state)
     rows = as_tokens(prompts, tokenizer, state is not None)
     if state is not None:
         state.check_fits(model)

@@ -36,7 +36,7 @@ class Sampling:
         """Tokens ``[B]`` from float32 logits ``[B, vocabulary]``; nothing here waits for the device."""
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = logits / self.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # at most 0: no overflow
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k, -1).values[:, -1:]
             logits = logits.masked_fill(logits < least, float("-inf"))

@@ -57,8 +57,8 @@ class GenerationState:
         self.check_architecture(model, name)
         if self.weights != weights_fingerprint(model):
             raise ValueError(
-                f"{name} was made with other weights than the model's, which would read it as noise; take the model it "
-                "was made with, or read the text again"
+                f"{name} was made with other weights than the model's (or another dtype, or other options), which "
+                "would read it as noise; take the model it was made with, or read the text again"
             )
 
     def check_architecture(self, model: Any, name: str = "state") -> None:
@@ -131,10 +131,17 @@ class GenerationState:
                 f"{path} was made with other weights than the model's, which would read it as noise; load the model it "
                 "was made with, or pass check=False"
             )
-        for name, t in tensors.items():  # what is in the dtype of the weights; the recurrence has its own
-            of_weights = mine != its and "recurrent_state" not in name and t.dtype == state.hidden.dtype
-            tensors[name] = t.to(model.device, model.dtype if of_weights else t.dtype)
-        return _unflatten(tensors, state.layers, state.tokens, fingerprint)
+        for name, t in tensors.items():
+            dtype = t.dtype
+            if mine != its and "recurrent_state" in name:  # of the recurrence's own precision
+                dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+            elif mine != its and t.dtype == state.hidden.dtype:
+                dtype = model.dtype
+            tensors[name] = t.to(model.device, dtype)
+        state = _unflatten(tensors, state.layers, state.tokens, fingerprint)
+        for i, layer in enumerate(model.model.layers):
+            state.cache.claim(layer.mixer, i)
+        return state
 
 
 def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -142,7 +149,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
-        raise ValueError(f"path must be a file with a saved state, got {str(path)!r}, which is none")
+        raise ValueError(f"path must be a file with a saved state, got {str(path)!r}, which is no file")
     try:
         with safe_open(str(path), "pt") as file:
             metadata = file.metadata() or {}

@@ -143,9 +143,9 @@ class Attention(SequenceMixer):
         """What else is kept of every token beside key and value, each ``[B, T, ...]``."""
         return ()
 
-    def extra_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of :meth:`extras` for one token."""
-        return ()
+    def extra_shapes(self) -> tuple[tuple[int, ...], ...] | None:
+        """Shapes of :meth:`extras` for one token; None, where a subclass does not tell, leaves states unchecked."""
+        return () if type(self).extras is Attention.extras else None
 
     def bias(self, kept: tuple[Tensor, ...], queries: int) -> Tensor | None:
         """What is added to the logits ``[N, H, queries, S]``, from what was kept of the S tokens so far."""
@@ -251,15 +251,18 @@ class Attention(SequenceMixer):
         convolutions = super().cached_state({"conv_state": state.get("conv_state")})
         return {**convolutions, "attn_state": (*kept, valid)}
 
-    def state_form(self) -> dict[str, tuple[Shape, ...] | None]:
+    def state_form(self) -> dict[str, tuple[Shape, ...] | None] | None:
         """See :meth:`SequenceMixer.state_form`: keys, values and extras of T tokens, and where there is one."""
+        extras = self.extra_shapes()
+        if extras is None:
+            return None
         token = (-1, self.num_kv_heads, self.head_dim)
         convolved: tuple[Shape, ...] | None = None
         if self.convolves == "input":
             convolved = (self.input_conv1d.state_shape(),)
         elif self.convolves == "qkv":
             convolved = tuple(module.state_shape() for module in (self.q_conv1d, self.k_conv1d, self.v_conv1d))
-        kept = (token, token, *((-1, *shape) for shape in self.extra_shapes()), (-1,))
+        kept = (token, token, *((-1, *shape) for shape in extras), (-1,))
         return {"recurrent_state": None, "attn_state": kept, "conv_state": convolved}
 
     def state_size(self, length: int = 1) -> int:

@@ -27,7 +27,7 @@ class Cache:
 
     The protocol (``cache[i]`` is a dict, ``update(..., layer_idx=, offset=)``) is that of flash-linear-attention, so
     the recurrent layers work with its cache as well. An update replaces what the layer carried before. An entry belongs
-    to the layer that wrote it: another layer with the same index is refused.
+    to the layer that wrote it: another layer with the same index is refused (not under ``torch.compile``).
     """
 
     is_compileable = False  # transformers asks
@@ -36,15 +36,16 @@ class Cache:
         self._states: dict[int, LayerState] = {}
         self._tokens: dict[int, int] = {}
         self._owners: dict[int, weakref.ref[Any]] = {}  # none where a cache was copied or read from a file
+        self._handed_over = False
 
-    def claim(self, layer: Any, layer_idx: int | None) -> int:
-        """Return the entry of a layer, which from then on is its own; ValueError if it is another layer's.
+    def index_of(self, layer: Any, layer_idx: int | None) -> int:
+        """Return the index of a layer's entry; ValueError if the entry is another layer's.
 
         A layer without an index has entry 0 of a cache that no other layer uses.
         """
         index = 0 if layer_idx is None else layer_idx
         owner = self._owners.get(index)
-        if owner is None and layer_idx is None and self._states:
+        if owner is None and layer_idx is None and self._states and not (self._handed_over and len(self) == 1):
             raise ValueError(SHARED)
         if owner is not None and owner() is not layer:
             if layer_idx is None:
@@ -54,14 +55,16 @@ class Cache:
                 f"entry {layer_idx} of past_key_values was written by another one (pass past_key_values.released() to "
                 "hand it over on purpose)"
             )
-        if owner is None:
-            self._owners[index] = weakref.ref(layer)
         return index
+
+    def claim(self, layer: Any, index: int) -> None:
+        """Note that a layer has written an entry, which from then on is its own."""
+        self._owners[index] = weakref.ref(layer)
 
     def released(self) -> Cache:
         """Return a cache with the same tensors that no layer owns yet, to continue with other layer objects."""
         new = self.map(lambda t: t)
-        new._owners = {}
+        new._owners, new._handed_over = {}, True
         return new
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from swila.layers.cache import Shape
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
 from swila.layers.mode import Mode
@@ -92,6 +93,10 @@ class DeltaRuleMixer(RecurrentMixer):
             log_decay = log_decay.squeeze(-1) if self.decays == "head" else log_decay
         beta = self.b_proj(x).sigmoid()
         return delta_rule(q, k, v, beta, log_decay, state, mode, self.backend)
+
+    def memory_form(self) -> tuple[Shape, ...]:
+        """See :meth:`RecurrentMixer.memory_form`."""
+        return (self.num_heads, 1, self.head_v_dim, self.head_k_dim), None, None
 
 
 class DeltaNet(DeltaRuleMixer):

@@ -101,6 +101,8 @@ class SequenceMixer(nn.Module):
                 assert past is not None
                 after = self.merge(past, after, packed.rows)
             past_key_values.update(**after, layer_idx=index, offset=hidden_states.shape[1])
+            if isinstance(past_key_values, Cache) and not torch.compiler.is_compiling():
+                past_key_values.claim(self, index)
         return packed.restore(y), None, past_key_values
 
     def _past(self, past_key_values: Any) -> tuple[int, LayerState | None]:
@@ -110,9 +112,14 @@ class SequenceMixer(nn.Module):
             return index, layer_state(past_key_values, index)
         check_cache(past_key_values)
         if isinstance(past_key_values, Cache):
-            index = past_key_values.claim(self, self.layer_idx)
+            index = past_key_values.index_of(self, self.layer_idx)
         elif self.layer_idx is None:
             raise ValueError(SHARED)
+        elif (self.state_form() or {}).get("attn_state") is not None:
+            raise ValueError(
+                f"past_key_values must be a swila.layers.Cache for {type(self).__name__}, got "
+                f"{type(past_key_values).__name__}, which would add keys and values that are there already"
+            )
         else:
             index = self.layer_idx
         past = layer_state(past_key_values, index)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from swila.layers.cache import Shape
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
 from swila.layers.mode import Mode
@@ -111,6 +112,10 @@ class MixtureOfMemories(RecurrentMixer):
         queries = q.unsqueeze(2).expand(-1, -1, S, -1, -1).flatten(2, 3)
         o, state = delta_rule(queries, k, v, beta.flatten(-2), log_decay, state, mode, self.backend)
         return torch.einsum("btshv,bts->bthv", o.unflatten(2, (S, H)), weights.to(o.dtype)), state
+
+    def memory_form(self) -> tuple[Shape, ...]:
+        """See :meth:`RecurrentMixer.memory_form`; memories are heads."""
+        return (self.streams * self.num_heads, 1, self.head_v_dim, self.head_k_dim), None, None
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Reading weights and 0/1 use of every memory, both ``[B, T, S]``; the shared memory comes last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 
 
 def check_flags(**flags: object) -> None:
@@ -16,7 +16,7 @@ def check_flags(**flags: object) -> None:
 def check_counts(**counts: object) -> None:
     """Raise ValueError unless every option is an integer of at least 1."""
     for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not isinstance(value, Integral) or isinstance(value, bool):
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")

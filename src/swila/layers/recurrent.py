@@ -150,16 +150,21 @@ class RecurrentMixer(SequenceMixer):
         gate = self.g_proj(x).unflatten(-1, (-1, self.head_v_dim))
         return o * (F.silu(gate) if self.output_gate_activation == "silu" else gate.sigmoid())
 
-    def state_form(self) -> dict[str, tuple[Shape, ...] | None]:
-        """See :meth:`SequenceMixer.state_form`; the parts of a :class:`~swila.SwitchingState`, with J = 1."""
-        heads = self.streams * self.num_heads
+    def memory_form(self) -> tuple[Shape, ...] | None:
+        """Shapes of the state that :meth:`recur` returns, for one row; None (the default) leaves states unchecked."""
+        return None
+
+    def state_form(self) -> dict[str, tuple[Shape, ...] | None] | None:
+        """See :meth:`SequenceMixer.state_form`."""
+        memory = self.memory_form()
+        if memory is None:
+            return None
         convolved: tuple[Shape, ...] | None = None
         if self.convolves == "input":
             convolved = (self.input_conv1d.state_shape(),)
         elif self.convolves == "qkv":
             modules = (self.q_conv1d, 1), (self.k_conv1d, self.streams), (self.v_conv1d, self.streams)
             convolved = tuple(module.state_shape(streams) for module, streams in modules)
-        memory = (heads, 1, self.head_v_dim, self.head_k_dim), None, None
         return {"recurrent_state": memory, "attn_state": None, "conv_state": convolved}
 
     def state_size(self, length: int = 1) -> int:

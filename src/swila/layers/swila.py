@@ -233,11 +233,11 @@ class SwiLA(RecurrentMixer):
         finally:
             self._change = None
 
-    def state_form(self) -> dict[str, tuple[Shape, ...] | None]:
-        """See :meth:`SequenceMixer.state_form`; with temporal priors also the last r and ρ."""
+    def memory_form(self) -> tuple[Shape, ...]:
+        """See :meth:`RecurrentMixer.memory_form`; with temporal priors also the last r and ρ."""
         H, J, K, V = self.num_heads, self.num_mixtures, self.head_k_dim, self.head_v_dim
         last = (H, J, V) if self.temporal else None
-        return {**super().state_form(), "recurrent_state": ((H, J, V, K), last, last)}
+        return (H, J, V, K), last, last
 
     def state_size(self, length: int = 1) -> int:
         """``H J K V``."""

@@ -56,7 +56,10 @@ def less_tried(name: str, ours: Effort, others: Sequence[Effort], whose: str = "
 
 
 def below(efforts: Sequence[Effort], rates: Sequence[float], seeds: int, epochs: float) -> list[str]:
-    """In words, what some efforts lack of the paper's learning rates, seeds of each, and epochs; nothing if nothing."""
+    """In words, what some efforts lack of the paper's learning rates, seeds of each, and epochs.
+
+    The list is empty if nothing is missing.
+    """
     found = {
         f"{len(rates)} learning rates": (len(rates), [sum(rate in each.seeds for rate in rates) for each in efforts]),
         f"{seeds} seeds": (seeds, [min(each.seeds.values(), default=0) for each in efforts]),

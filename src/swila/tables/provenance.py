@@ -125,7 +125,7 @@ class History:
         return None
 
     def incomplete(self) -> str | None:
-        """Why sources may be missing here that exist elsewhere; None if they ought to be here."""
+        """Why sources may be missing here that exist elsewhere; None if the history is complete."""
         shallow = git(self.root, "rev-parse", "--is-shallow-repository")
         if shallow is None:
             return "no git, or no repository"

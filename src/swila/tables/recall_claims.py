@@ -223,7 +223,7 @@ def _means(rows: list[Row], runs: Runs, explored: set[str]) -> str:
 
 
 def _steps(runs: Iterable[dict[str, Any]]) -> str:
-    """Of the runs that get there, the least of their largest gains between two evaluations."""
+    """The smallest, over near-perfect runs, of each run's largest gain between two evaluations."""
     gains, models = [], set()
     for run in runs:
         if run["best"] >= NEAR_PERFECT:

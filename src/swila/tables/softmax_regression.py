@@ -94,21 +94,23 @@ def _above(
         return NOT_RUN
     found = {budget: standing(*pair) for budget, pair in pairs.items()}
     against = [budget for budget, how in found.items() if how in ("overlap", "not above")]
-    single = [budget for budget, how in found.items() if how == "higher, one seed"]
+    clear = [budget for budget in found if budget not in against]
+    single = [budget for budget in clear if found[budget] == "higher, one seed"]
     missing = [budget for budget in budgets if budget not in pairs]
-    uneven = [budget for budget, (row, rival) in pairs.items() if not _tried_alike(row, rival, runs)]
     reservations = []
     if single:
         reservations.append(f"one seed each at {_budgets(single)}, no spread known")
-    if uneven:
-        reservations.append(f"other learning rates or seeds for DeltaNet at {_budgets(uneven)}")
+    if favoured := [budget for budget in clear if not _tried_alike(*pairs[budget], runs)]:
+        reservations.append(f"other learning rates or seeds for DeltaNet at {_budgets(favoured)}")
     if missing:
         reservations.append(f"{_budgets(missing)} not run to the end")
     word = yes(reservations)
     if against:
-        word = f"{NO}, not at {_budgets(against)}"
-        if len(against) < len(found):
-            word += f"; elsewhere {yes(reservations)}"
+        undecided = [budget for budget in against if not _tried_alike(pairs[budget][1], pairs[budget][0], runs)]
+        words = [f"{NO}, not at {_budgets(plain)}"] if (plain := [b for b in against if b not in undecided]) else []
+        if undecided:
+            words.append(f"not decided at {_budgets(undecided)}, with fewer learning rates or seeds for SwiLA")
+        word = "; ".join([*words, *([f"elsewhere {yes(reservations)}"] if clear else [])])
     gaps = [
         f"B={budget} {row['mean'] - rival['mean']:+.3f} ({_SEEDS[found[budget]]})"
         for budget, (row, rival) in pairs.items()

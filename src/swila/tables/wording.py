@@ -15,7 +15,7 @@ NO, NOT_RUN = "**no**", "not run"
 
 
 def yes(reservations: Sequence[str] = ()) -> str:
-    """Yes; with reservations not bold, and followed by them."""
+    """``**yes**``, or ``yes, with …`` if there are reservations."""
     return f"yes, with {listed(reservations)}" if reservations else "**yes**"
 
 

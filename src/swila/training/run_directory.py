@@ -15,6 +15,8 @@ import torch
 
 from swila.environment import environment
 
+WRITTEN_BY_RUNS = ("environment.json", "result.json", "progress.json", "metrics.jsonl", "checkpoint.pt")
+
 
 class RunDirectory:
     """The files of one run.
@@ -195,7 +197,7 @@ def _read_error(path: Path) -> str | None:
 
 def is_run(path: Path) -> bool:
     """Whether a directory holds a run; a ``config.json`` alone is somebody else's, a saved model for example."""
-    return (path / "config.json").exists() and (path / "environment.json").exists()
+    return (path / "config.json").exists() and any((path / name).exists() for name in WRITTEN_BY_RUNS)
 
 
 def runs_below(directory: Path) -> list[Path]:
@@ -209,7 +211,7 @@ def _alive(progress: dict[str, Any]) -> bool:
     pid = progress.get("pid")
     if not isinstance(pid, int) or progress.get("host") != socket.gethostname():
         return False
-    if os.name != "posix":  # elsewhere the question itself would end it
+    if os.name != "posix":  # on Windows os.kill(pid, 0) ends the process
         return False
     try:
         os.kill(pid, 0)
