@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from language_models import NAMES, VOCABULARY, tiny, tokens, tolerance
 from swila import GenerationState, SwiLAConfig, SwiLAForCausalLM, generate, prefill
 from swila.generation import Sampling, release
-from swila.generation.api import _decoders
+from swila.generation.api import _decoder, _decoders
 from swila.generation.decoder import rounded_up
 from swila.layers import MIXERS, SequenceMixer
 
@@ -401,11 +401,27 @@ def test_logits_that_are_not_finite_raise_and_name_the_step(sampling, watched):
 
 
 def test_a_row_that_is_done_may_have_any_logits():
-    model = tiny("deltanet")
-    free = generate(model, [1, 2], max_new_tokens=3, stop=()).tokens[0]
+    model, rows = tiny("deltanet"), [[1, 2], [3, 4]]
+    free = generate(model, rows, max_new_tokens=9, stop=()).tokens
+    stop = next(token for token in free[0] if token not in free[1] + [1, 2, 3, 4])
     with torch.no_grad():
-        model.model.embed_tokens.weight[free[1]] = float("nan")
-    assert generate(model, [1, 2], max_new_tokens=9, stop=free[1]).tokens[0][-1] == free[1]
+        model.model.embed_tokens.weight[stop] = float("nan")
+    out = generate(model, rows, max_new_tokens=9, stop=stop)
+    assert out.tokens == [free[0][: free[0].index(stop) + 1], free[1]]
+
+
+@torch.no_grad()
+def test_the_first_step_without_finite_logits_is_noted():
+    """Also where the host looks only after several steps."""
+    model = tiny("temporal-swila")
+    state = prefill(model, [[1, 2], [3, 4]])
+    decoder = _decoder(model, state, 5, Sampling(), (), False)
+    decoder.load(state, seed=0)
+    for step in range(4):
+        if step == 1:
+            decoder.hidden[1] = float("nan")
+        decoder._decode(0)
+    assert decoder.broken.tolist() == [0, 2]
 
 
 def test_a_state_of_another_batch():
