@@ -15,7 +15,7 @@ from swila.layers.mode import Mode
 from swila.layers.norms import rms_norm
 from swila.layers.options import check_counts, check_flags, check_weights
 from swila.layers.packing import Sequences, sequences
-from swila.layers.short_conv import ShortConvolution, convolve, convolves
+from swila.layers.short_conv import ShortConvolution, carried_shapes, convolve, convolves
 
 
 def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
@@ -257,13 +257,8 @@ class Attention(SequenceMixer):
         if extras is None:
             return None
         token = (-1, self.num_kv_heads, self.head_dim)
-        convolved: tuple[Shape, ...] | None = None
-        if self.convolves == "input":
-            convolved = (self.input_conv1d.state_shape(),)
-        elif self.convolves == "qkv":
-            convolved = tuple(module.state_shape() for module in (self.q_conv1d, self.k_conv1d, self.v_conv1d))
         kept = (token, token, *((-1, *shape) for shape in extras), (-1,))
-        return {"recurrent_state": None, "attn_state": kept, "conv_state": convolved}
+        return {"recurrent_state": None, "attn_state": kept, "conv_state": carried_shapes(self)}
 
     def state_size(self, length: int = 1) -> int:
         """Keys and values of ``length`` tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
+from typing import TypeGuard
 
 
 def check_flags(**flags: object) -> None:
@@ -32,9 +33,9 @@ def check_numbers(**numbers: object) -> None:
 def check_weights(**weights: object) -> None:
     """Raise ValueError unless every option is a finite number of at least 0."""
     for name, value in weights.items():
-        if not _is_finite(value) or value < 0:  # type: ignore[operator]
+        if not _is_finite(value) or value < 0:
             raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
 
 
-def _is_finite(value: object) -> bool:
+def _is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

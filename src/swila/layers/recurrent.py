@@ -13,7 +13,7 @@ from swila.layers.mode import Mode
 from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.options import check_counts, check_flags, check_weights
 from swila.layers.projection import make_projection
-from swila.layers.short_conv import ShortConvolution, convolve, convolves
+from swila.layers.short_conv import ShortConvolution, carried_shapes, convolve, convolves
 from swila.ops.backends import backend_names
 
 
@@ -159,13 +159,7 @@ class RecurrentMixer(SequenceMixer):
         memory = self.memory_form()
         if memory is None:
             return None
-        convolved: tuple[Shape, ...] | None = None
-        if self.convolves == "input":
-            convolved = (self.input_conv1d.state_shape(),)
-        elif self.convolves == "qkv":
-            modules = (self.q_conv1d, 1), (self.k_conv1d, self.streams), (self.v_conv1d, self.streams)
-            convolved = tuple(module.state_shape(streams) for module, streams in modules)
-        return {"recurrent_state": memory, "attn_state": None, "conv_state": convolved}
+        return {"recurrent_state": memory, "attn_state": None, "conv_state": carried_shapes(self, self.streams)}
 
     def state_size(self, length: int = 1) -> int:
         """``H K V`` for each stream."""

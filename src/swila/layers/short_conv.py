@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,3 +128,13 @@ def convolve(
         for old, (_, new) in zip(state, pairs, strict=True):
             old.copy_(torch.where(rows_like(mode.alive, old), new, old))
     return [y for y, _ in pairs], tuple(last for _, last in pairs) if mode.return_state else None
+
+
+def carried_shapes(layer: Any, streams: int = 1) -> tuple[tuple[int, int], ...] | None:
+    """Shapes of what a layer's convolutions carry of one row; keys and values have ``streams`` sets of channels."""
+    if layer.convolves == "input":
+        return (layer.input_conv1d.state_shape(),)
+    if layer.convolves == "qkv":
+        kept = layer.k_conv1d.state_shape(streams), layer.v_conv1d.state_shape(streams)
+        return layer.q_conv1d.state_shape(), *kept
+    return None
