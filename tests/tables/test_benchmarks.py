@@ -75,19 +75,6 @@ def test_states_of_the_same_size_have_more_beside_them():
     assert "2,048 a head; temporal SwiLA carries r and ρ as well, 64 scalars each a head, 6.2% more in all" in text
 
 
-def test_later_times_of_ours_are_told_with_their_differences():
-    record, again = made_up(), made_up()
-    for found in again["shapes"]:
-        found["timings"] = [timing for timing in found["timings"] if timing["name"] in OURS]
-    again["shapes"][0]["timings"][0]["total_ms"] *= 1.02
-    again["shapes"][1]["timings"][2]["forward_ms"] *= 0.95
-    again["environment"]["commit"] = "abc123"
-    text = rivals_tables(record, again)
-    assert "Plain, temporal and gated were checked and timed again, without baselines, at commit `abc123`" in text
-    assert "times differ by -5.0% to +2.0%." in text
-    assert "timed again" not in rivals_tables(record)
-
-
 def test_baselines_that_were_not_checked_are_named():
     record = made_up()
     assert "The results of GDN, DeltaNet and KDA were not checked." in rivals_tables(record)

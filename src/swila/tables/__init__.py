@@ -27,7 +27,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
     return {
         "README.md": {
             "bench-op-cpu": op_table(op),
-            "bench-op-cuda": rivals_tables(load("op-cuda"), load("op-cuda-again")),
+            "bench-op-cuda": rivals_tables(load("op-cuda")),
             "bench-generate": generation_table(load("generate-cuda")),
             "run-cdar-tiny": small_table(load("cdar-tiny"), load("cdar-tiny-long")),
         },

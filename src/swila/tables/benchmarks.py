@@ -37,11 +37,8 @@ def op_table(records: list[dict[str, Any]]) -> str:
     )
 
 
-def rivals_tables(record: dict[str, Any], again: dict[str, Any] | None = None) -> str:
-    """Markdown for results of ``swila bench op`` on a GPU: every pair of ours and theirs, then the measurements.
-
-    ``again`` are later measurements of ours at the same shapes, without baselines.
-    """
+def rivals_tables(record: dict[str, Any]) -> str:
+    """Markdown for results of ``swila bench op`` on a GPU: every pair of ours and theirs, then the measurements."""
     shapes = [" ".join(f"{name}{found['shape'][name]}" for name in "BTH") for found in record["shapes"]]
     measured = [
         (shape, *cells(timing))
@@ -57,7 +54,6 @@ def rivals_tables(record: dict[str, Any], again: dict[str, Any] | None = None) -
         f"copy; peak is what a forward and backward take beyond the inputs; kept is for the backward, inputs counted "
         f"in. The decoding step, in place at B{size['B']} H{size['H']}, takes {step['ms'] * 1e3:.0f} µs, "
         f"{step['ratio']:.2f} times reading and writing the state once. {conditions(record)}."
-        f"{'' if again is None else _again(record, again)}"
     )
     return "\n\n".join(
         [
@@ -70,27 +66,6 @@ def rivals_tables(record: dict[str, Any], again: dict[str, Any] | None = None) -
             markdown("ll" + "r" * (len(HEADINGS) - 1), ["shape", *HEADINGS], measured, note),
         ]
     )
-
-
-def _again(record: dict[str, Any], again: dict[str, Any]) -> str:
-    """How far later times of ours are from those of a record, at the shapes they have in common."""
-    before = {
-        (str(found["shape"]), timing["name"]): timing for found in record["shapes"] for timing in found["timings"]
-    }
-    changes: list[float] = []
-    names: dict[str, None] = {}
-    for found in again["shapes"]:
-        for timing in found["timings"]:
-            if (
-                (known := before.get((str(found["shape"]), timing["name"])))
-                and timing["total_ms"]
-                and known["total_ms"]
-            ):
-                changes += [timing[what] / known[what] - 1 for what in ("forward_ms", "total_ms")]
-                names[timing["name"]] = None
-    assert changes, "nothing in common"
-    words = f" {listed(list(names)).capitalize()} were checked and timed again, without baselines, at commit "
-    return f"{words}`{again['environment']['commit']}`: times differ by {min(changes):+.1%} to {max(changes):+.1%}."
 
 
 def _state(record: dict[str, Any]) -> str:
