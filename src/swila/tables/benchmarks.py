@@ -89,8 +89,8 @@ def _checked(record: dict[str, Any]) -> str:
                 errors[timing["name"]] = None if error is None or known is None else max(known, error)
     told = [f"{name} to {error:.0e}" for name, error in errors.items() if error is not None]
     missing = [name for name, error in errors.items() if error is None]
-    words = "SwiLA's results were checked against the specification in float64 before they were timed"
-    words += f", the baselines' as well (largest relative error: {', '.join(told)})." if told else "."
+    words = "Before timing, SwiLA's results were checked on a short sequence against the specification in float64"
+    words += f", and so were the baselines' (largest relative error: {', '.join(told)})." if told else "."
     if missing:
         words += f" The results of {listed(missing)} were not checked."
     return f"{words} {_overridden(record)}" if "GDN" in errors and _overridden(record) else words
