@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from swila import switching_delta_rule
 from swila.ops.backends import all_backends, get_backend, why_not
 from swila.testing import Shape, Variant, make_call, problem_of
 
@@ -32,3 +33,26 @@ def assert_near(found, expected, exact=1e-11):
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     assert (found - expected).norm() <= 2e-3 * expected.norm() + 1e-6, (found - expected).norm() / expected.norm()
+
+
+def assert_broken_values_spread(call, backend, name, value):
+    """Put a value at one place of an argument: where the token loop's results are then NaN, the backend's are too."""
+    broken = call[name].detach().clone()
+    broken[(0, broken.shape[1] // 2, *[-1] * (broken.ndim - 2))] = value
+    call = {key: x.detach() if isinstance(x, torch.Tensor) else x for key, x in call.items()} | {name: broken}
+    expected = switching_delta_rule(**call, return_state=True, routing_stats=True, backend="reference")
+    found = switching_delta_rule(**call, return_state=True, routing_stats=True, backend=backend)
+    parts = ["output", *(f"state.{part}" for part in expected.state._fields)]
+    parts += [f"stats.{part}" for part in expected.stats._fields]
+    reached = 0
+    for part, ours, theirs in zip(
+        parts,
+        (found.output, *found.state, *found.stats),
+        (expected.output, *expected.state, *expected.stats),
+        strict=True,
+    ):
+        if theirs is not None:
+            missed = (theirs.isnan() & ours.isfinite()).sum().item()
+            assert missed == 0, f"{missed} of {theirs.isnan().sum().item()} values of {part}"
+            reached += theirs.isnan().sum().item()
+    assert reached > 0, "nothing is NaN in the token loop"

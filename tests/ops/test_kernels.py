@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from emulator.launcher import Emulator
+from served import assert_broken_values_spread
 
 from swila import SwitchingState, switching_delta_rule, switching_delta_rule_step
 from swila.ops.backends import Backend, choose_backend, register_backend, unregister_backend
@@ -178,6 +179,13 @@ def test_extremes_stay_finite(kernels, device, variant):
     call = extreme_call(variant, 0, BF16, Shape(B=1, T=40, H=1, K=16, V=16, J=4), device)
     bad = [name for name, t in evaluate(call, kernels).items() if not t.isfinite().all()]
     assert not bad
+
+
+@pytest.mark.parametrize("argument", ["q", "k", "v", "beta", "key_logits", "query_logits", "key_gate", "query_gate"])
+@pytest.mark.parametrize(("name", "J"), [("temporal", 3), ("temporal", 8), ("gated-temporal", 3)])
+def test_broken_values_are_seen_in_the_results(kernels, device, name, J, argument):
+    call = make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=16, V=16, J=J), dtype=BF16, device=device)
+    assert_broken_values_spread(call, kernels, argument, float("nan"))
 
 
 @pytest.mark.parametrize("decay", ["key", "value", "head"])

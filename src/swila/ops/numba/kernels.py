@@ -30,6 +30,12 @@ inlined = {**options, "forceinline": True}
 
 
 @njit(**inlined)
+def at_least(x, bound):
+    """The larger of two numbers; NaN if x is, as a comparison the other way round would not be."""
+    return bound if x < bound else x
+
+
+@njit(**inlined)
 def softmax(x, out, one):
     """Over the first of two dims."""
     J, V = x.shape
@@ -78,7 +84,7 @@ def token(W, q, k, v, beta, pi, g, temporal, alpha_k, alpha_v, kind, post, norma
         for d in range(V):
             if temporal:
                 p = (one - g[d]) * r[j, d] + g[d] * pi[j, d]
-                z[j, d] = log(p if p > tiny else tiny) - half * delta[j, d] * delta[j, d]
+                z[j, d] = log(at_least(p, tiny)) - half * delta[j, d] * delta[j, d]
             else:
                 z[j, d] = pi[j, d] - half * delta[j, d] * delta[j, d]
     if normalize:
@@ -142,7 +148,7 @@ def key_prior(logits, temporal, normalize, out, one, tiny):
     if not temporal:
         for j in range(J):
             for d in range(V):
-                out[j, d] = logits[j, d] if normalize else log(out[j, d] if out[j, d] > tiny else tiny)
+                out[j, d] = logits[j, d] if normalize else log(at_least(out[j, d], tiny))
 
 
 @njit(**inlined)
@@ -161,7 +167,7 @@ def add_routing(p, usage, entropy, tiny):
     for j in range(J):
         for d in range(V):
             usage[j, d] += p[j, d]
-            entropy[d] -= p[j, d] * log(p[j, d] if p[j, d] > tiny else tiny)
+            entropy[d] -= p[j, d] * log(at_least(p[j, d], tiny))
 
 
 @njit(**options)
@@ -294,7 +300,7 @@ def backward(
                         if temporal_k:
                             dz[j, d] += m[j, d]
                         if with_stats:
-                            entropy = rj * log(rj if rj > tiny else tiny) + rj
+                            entropy = rj * log(at_least(rj, tiny)) + rj
                             dz[j, d] += weight * (rj * dkey_usage[h, j, d] - entropy * dkey_entropy[h, d])
                         total[d] += dz[j, d]
                 for j in range(J):
@@ -316,8 +322,7 @@ def backward(
                     for j in range(J):
                         for d in range(V):
                             before, prior = rs[i, j, d], pis[i, j, d]
-                            blend = (one - g[d]) * before + g[d] * prior
-                            blend = blend if blend > tiny else tiny
+                            blend = at_least((one - g[d]) * before + g[d] * prior, tiny)
                             steep = dz[j, d] * ((prior - before) / blend)
                             dg[d] += steepest if steep > steepest else (-steepest if steep < -steepest else steep)
                             dlog_pi[j, d] = g[d] * prior / blend * dz[j, d]
@@ -359,7 +364,7 @@ def query_adjoint(
             dS[j, d] = rho[j, d] * do[d]
             back = do[d] * S[j, d]
             if with_stats:
-                entropy = log(rho[j, d] if rho[j, d] > tiny else tiny) + one
+                entropy = log(at_least(rho[j, d], tiny)) + one
                 back += weight * (dusage[j, d] - entropy * dentropy[d])
             if temporal:
                 back += drho[j, d]
