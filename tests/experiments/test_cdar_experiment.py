@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from swila.experiments import cdar_figures
 from swila.experiments.cdar import PRESETS, make_runs, routing, shares_by_context
 from swila.experiments.cdar_figures import _mixture_of_context, _token_names, draw, draw_routing
 from swila.experiments.experiment import runs_in
@@ -120,6 +121,30 @@ def test_token_names():
     names = _token_names(task.examples(1, "test"), 2, 10)
     assert sorted(names[:10]) == ["A", "B", "k1", "k1", "k2", "k2", "v", "v", "v", "v"]
     assert sorted(names[10:])[-6:] == ["A", "B", "k1?", "k1?", "k2?", "k2?"]
+
+
+def test_routing_is_that_of_the_last_layer():
+    (run,) = few(["swila"], layers=[2])
+    model, examples = SyntheticModel(run.model).eval(), run.data("test").take(slice(2))
+    seen = []
+    model.mixers[1].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
+    found = routing(model, examples)
+    torch.testing.assert_close(found.key, model.mixers[1].trace(seen[0]).key)
+
+
+def test_models_are_compared_where_they_differ_most(monkeypatch, tmp_path):
+    final = {
+        "temporal-swila-d16-l1-lr0.007-seed0": 0.9, "swila-d16-l1-lr0.007-seed0": 0.8,
+        "temporal-swila-d32-l1-lr0.007-seed0": 0.5, "swila-d32-l1-lr0.007-seed0": 0.2,
+        "temporal-swila-d32-l1-lr0.007-seed1": 0.7, "swila-d32-l1-lr0.007-seed1": 0.1,
+    }  # fmt: skip
+    monkeypatch.setattr(cdar_figures, "_final", lambda run, directory: final.get(run.name))
+    runs = few(["swila", "temporal-swila"], seeds=(0, 1), hidden_sizes=[16, 32])
+    found = cdar_figures._to_compare(runs, tmp_path)
+    assert [(run.label, run.size, accuracy) for run, accuracy in found] == [
+        ("temporal-swila", "d32-l1", 0.7),
+        ("swila", "d32-l1", 0.2),
+    ]
 
 
 def test_routing_needs_a_swila_layer():

@@ -291,6 +291,8 @@ def test_progress_is_noted_now_and_then(tmp_path, monkeypatch):
     directory.note_progress(Progress(4, 9, 0.5))
     state = RunDirectory.status(directory.path)
     assert (state["status"], state["step"], state["steps"], state["score"]) == ("running", 4, 9, 0.5)
+    directory.note_progress(Progress(5, 9, 0.5), now=True)
+    assert RunDirectory.status(directory.path)["step"] == 5
 
 
 def judged(name, seed, lr, validation, test, status="finished", **more):

@@ -2,7 +2,7 @@
 
 import torch
 
-from swila.experiments.switching_regression import follow, make_stream, summarize
+from swila.experiments.switching_regression import Stream, Trace, follow, make_stream, summarize
 
 
 def test_stream_is_what_it_says():
@@ -35,3 +35,10 @@ def test_regressors_do_not_start_from_the_maps():
     """With one map and one regressor in a sequence, weights of the same random numbers would know it from the start."""
     stream = make_stream(B=64, T=1, D=8, contexts=1, noise=0.0, seed=3)
     assert follow(stream, 1, seed=3).error.mean() > 0.95
+
+
+def test_errors_are_those_of_the_second_half():
+    age, error = torch.tensor([[0, 3, 4, 16, 0, 3, 4, 16]]), torch.tensor([[9.0, 9, 9, 9, 1, 2, 3, 4]])
+    empty = torch.empty(1, 8, 1)
+    found = summarize(Stream(empty, empty, torch.zeros_like(age), age), Trace(error, empty))
+    assert found == {"all": 2.5, "0-3": 1.5, "4-7": 3.0, "16+": 4.0}

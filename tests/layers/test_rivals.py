@@ -6,6 +6,7 @@ import pytest
 import torch
 from mixers import HIDDEN, build, random
 from naive import conv, decay, delta_rule, rms
+from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -52,9 +53,9 @@ def test_kda(x):
     assert_close(layer(x)[0], layer.o_proj(o.flatten(-2) * layer.g_proj(x).sigmoid()))
 
 
-@pytest.mark.parametrize("name", ["mom", "mom-gated"])
-def test_mom_gathers_each_memory_its_tokens(name, x):
-    layer = build(name)
+@pytest.mark.parametrize(("name", "heads"), [("mom", 2), ("mom-gated", 1), ("mom-gated", 2)])
+def test_mom_gathers_each_memory_its_tokens(name, heads, x):
+    layer = build(name, num_heads=heads)
     H, D, M = layer.num_heads, layer.head_v_dim, layer.num_memories
     streams = M + layer.shared_memory
     q = conv(layer.q_conv1d, layer.q_proj(x)).unflatten(-1, (H, D))
@@ -138,6 +139,14 @@ def test_attention_with_convolutions(x):
     assert_close(layer(x)[0], layer.o_proj(softmax_attention(rotated(q), rotated(k), v)))
 
 
+def test_attention_with_a_convolution_of_its_input(x):
+    layer = build("attention-input-conv", use_output_gate=True)
+    seen = conv(layer.input_conv1d, x)
+    q, k, v = (p(seen).unflatten(-1, (-1, layer.head_dim)) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    o = softmax_attention(rotated(q), rotated(k), v)
+    assert_close(layer(x)[0], layer.o_proj(o * layer.g_proj(seen).sigmoid()))
+
+
 def test_fox(x):
     layer = build("fox")
     q, k, v = convolved(layer, x)
@@ -148,6 +157,22 @@ def test_fox(x):
             bias[:, :, t, s] = forget[:, s + 1 : t + 1].log().sum(1)
     o = softmax_attention(q, k, v, bias)
     assert_close(layer(x)[0], layer.o_proj(o * layer.g_proj(x).sigmoid()))
+
+
+def test_forget_gates_keep_their_precision_under_autocast():
+    layer = make_mixer("fox", HIDDEN, num_heads=2)
+    torch.nn.init.constant_(layer.f_proj.bias, 6.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        (found,) = layer.extras(torch.zeros(1, 3, HIDDEN))
+    assert_close(found, torch.full((1, 3, 2), -math.log1p(math.exp(-6.0))))
+
+
+@pytest.mark.parametrize("name", ["swila", "deltanet", "kda", "mom", "attention-conv", "fox"])
+def test_norm_eps_reaches_every_norm(name):
+    layer = build(name, norm_eps=0.25, **({"qk_norm": True} if name == "fox" else {}))
+    found = {part: module.eps for part, module in layer.named_modules() if isinstance(module, nn.RMSNorm)}
+    assert found
+    assert set(found.values()) == {0.25}
 
 
 @pytest.mark.parametrize("name", ["deltanet", "gated-deltanet", "kda", "mom", "fox"])

@@ -129,6 +129,21 @@ def test_trace_is_what_the_recurrence_did(x):
     assert_close(trace.query[:, -1], cache[0]["recurrent_state"].rho)
 
 
+def test_changes_of_the_operands_end_with_their_block(x):
+    layer = build("swila").eval()
+    usual = layer(x)[0]
+    with layer.changed(lambda operands: operands | {"beta": 0 * operands["beta"]}):
+        assert layer(x)[0].abs().max() == 0
+    assert torch.equal(layer(x)[0], usual)
+
+
+def test_statistics_carry_no_graph(x):
+    layer = build("swila", balance_marginal=0.1)
+    layer(x)
+    assert not any(part.requires_grad for part in layer.last_call.stats)
+    assert layer.auxiliary_loss().requires_grad
+
+
 def test_load_balancing_loss_is_handed_out_once(x):
     layer = build("swila", balance_marginal=0.1)
     layer(x)

@@ -184,6 +184,14 @@ def test_decays_start_as_in_mamba(slowest):
     assert gate.no_weight_decay == ("A_log", "dt_bias")
 
 
+def test_decays_keep_their_precision_under_autocast():
+    gate = DecayGate(4, 3, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gate(torch.zeros(2, 4))
+    expected = -gate.A_log.exp().unsqueeze(-1) * F.softplus(gate.dt_bias).view(3, 5)
+    assert_close(found, expected.expand(2, 3, 5))
+
+
 def test_which_decays_may_start_at_nothing():
     """Those per head, as in Mamba-2 and GDN; not those of KDA and of Gated SwiLA."""
     assert make_mixer("gated-deltanet", 16, num_heads=2).decay.slowest == 0.0

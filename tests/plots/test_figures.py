@@ -12,11 +12,13 @@ pytest.importorskip("matplotlib")
 from swila.plots import (
     Learning,
     Point,
+    RoutingPanel,
     StateSizeLine,
     StateSizePoint,
     accuracy_curves,
     budget_figure,
     progress_figure,
+    routing_picture,
     sample_efficiency,
     state_size_figure,
 )
@@ -297,7 +299,7 @@ def heights(figure, panel, colour):
 @pytest.fixture
 def figures(monkeypatch):
     """Figures as they are before they are written."""
-    for module in ("budget", "curves", "progress", "sample_efficiency", "state_size"):
+    for module in ("budget", "curves", "progress", "routing", "sample_efficiency", "state_size"):
         monkeypatch.setattr(sys.modules[f"swila.plots.{module}"], "save", lambda figure, path: figure)
 
 
@@ -325,3 +327,38 @@ def test_the_best_run_is_bold(figures, tmp_path):
     figure = accuracy_curves({"a": [Learning("swila", 1, runs)]}, NAMES, None, "CDAR", tmp_path / "c.png")
     bold = max(figure.axes[0].lines, key=lambda line: (len(line.get_ydata()), line.get_linewidth()))
     assert list(bold.get_ydata()) == [0.0, 0.2, 0.9, 0.5], "by its best evaluation"
+    assert [text.get_text() for text in figure.axes[0].texts] == ["SwiLA  0.90 (×2)"]
+
+
+def test_numbers_beside_names_are_those_of_the_means(figures, tmp_path):
+    figure = sample_efficiency({"swila": {10: [0.1, 0.3], 20: [0.4, 0.8]}}, NAMES, {}, "R", tmp_path / "s.png")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["SwiLA  0.600"]
+    panels = {"a": {"swila": [[(1, 0.5), (2, 0.2)], [(1, 0.7), (2, 0.1)]]}}
+    figure = progress_figure(panels, NAMES, "epochs", "y", "C", tmp_path / "p.png")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["SwiLA  0.600 (×2)"], "the highest, not the last"
+
+
+def test_bars_go_from_the_worst_to_the_best(figures, tmp_path):
+    def bars(figure, panel):
+        plain = [line for line in figure.axes[panel].lines if line.get_marker() in ("None", "")]
+        return [list(line.get_ydata()) for line in plain if line.get_color() == COLOURS["swila"]]
+
+    scores, expected = ([0.1, 0.3, 0.2], [0.8, 0.4]), [[0.1, 0.3], [0.4, 0.8]]
+    points = [StateSizePoint(2**10, scores[0], 0.2), StateSizePoint(2**12, scores[1], 0.6)]
+    figure = state_size_figure([StateSizeLine("swila", 1, False, points)], NAMES, None, "CDAR", tmp_path / "s.png")
+    assert (bars(figure, 0), bars(figure, 1)) == ([], expected)
+    figure = sample_efficiency({"swila": {10: scores[0], 20: scores[1]}}, NAMES, {}, "R", tmp_path / "e.png")
+    assert bars(figure, 0) == expected
+    points = [Point("swila", "H1J2", 1024, 9, scores[0]), Point("swila", "H1J4", 2048, 9, scores[1])]
+    figure = budget_figure(points, NAMES, "A", tmp_path / "b.png", parameters=False)
+    assert bars(figure, 0) == expected
+
+
+def test_tokens_and_mixtures_of_a_context_have_one_colour(figures, tmp_path):
+    panel = RoutingPanel("writing", [[[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]], [0])
+    figure = routing_picture([panel], [1, 2, -1], None, 2, "R", tmp_path / "r.png")
+    strip, cells = (axis.images[0].get_array()[0].tolist() for axis in figure.axes)
+    assert strip[0] != strip[1]
+    for token, cell in zip(strip, cells, strict=True):
+        assert cell == pytest.approx(token)
+    assert cells[2] == pytest.approx([1, 1, 1]), "shared evenly"

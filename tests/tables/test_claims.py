@@ -257,6 +257,12 @@ def test_means_are_over_what_all_have():
         "yes, with 2 of the paper's 4 learning rates and 2 of the paper's 3 seeds: at $2^{12}$ over"
     )
     assert "over the learning rates 0.001 and 0.01, Temporal SwiLA" in found
+    record = cdar()
+    for run in record["runs"].values():
+        if (run["model"], run["hidden_size"]) == ("deltanet", 64):
+            run["best"] = 0.9
+    record["rows"] = summarize(list(record["runs"].values()))
+    assert about(recall_claims(record), MEANS).startswith("**no**"), "larger, but not by the margin"
     record = cdar(less={"deltanet": ((1e-3, 1e-2), 1, 50)})
     for run in record["runs"].values():
         if run["model"] == "temporal-swila" and (run["lr"] not in (1e-3, 1e-2) or run["seed"]):
@@ -268,6 +274,10 @@ def test_means_are_over_what_all_have():
 def test_sharp_transitions():
     record = cdar()
     assert about(recall_claims(record), STEPS).startswith("**yes**: ")
+    solved = [run for run in record["runs"].values() if run["best"] == 0.97]
+    solved[0]["curve"] = [[step, 0.01 * step] for step in range(1, 98)]
+    found = about(recall_claims(record), STEPS)
+    assert found.startswith(f"**no**: {len(solved) - 1} of {len(solved)} near-perfect runs"), "all of them must"
     for run in record["runs"].values():
         run["curve"] = [[step, 0.01 * step] for step in range(1, 97)]
     assert about(recall_claims(record), STEPS).startswith("**no**: 0 of ")
@@ -448,6 +458,7 @@ def test_the_end():
     assert about(regbench_claims(regbench(small)), END).startswith("not decided, with 2,500"), (
         "the best, but not the end"
     )
+    assert about(changed(attention_1000=None), END).startswith("not decided"), "one size shows no improvement"
     assert about(changed(attention_40000=None, attention_1000=None), END) == "not run"
 
 

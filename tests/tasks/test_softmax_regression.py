@@ -68,6 +68,16 @@ def test_seeds_splits_and_counts():
     assert not torch.equal(SMALL.teacher(1).query, SMALL.teacher().query)
 
 
+def test_clusters_belong_to_the_seed():
+    task = SoftmaxRegression(dim=6, length=9, clusters=4, noise=0.0)
+
+    def clusters(seed):
+        centres = torch.nn.functional.normalize(task.teacher(seed).centres, dim=-1)
+        return (task.examples(20, "train", seed).inputs @ centres.T).argmax(-1)
+
+    assert not torch.equal(clusters(0), clusters(1))
+
+
 def test_the_papers_sizes():
     task = SoftmaxRegression()
     assert (task.dim, task.length, task.clusters, task.noise) == (32, 512, 32, 0.5)

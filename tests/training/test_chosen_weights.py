@@ -99,6 +99,34 @@ def test_interrupted_and_resumed(tmp_path, stop):
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in whole.items() if k != "seconds"}
 
 
+def test_chosen_weights_survive_an_interruption(tmp_path):
+    def interrupt(progress):
+        if progress.step == 7:
+            raise KeyboardInterrupt
+
+    run = trainer(tmp_path / "run", report=interrupt)
+    run.objective = before = Wild([5.0, 3.0, 4.0])
+    with pytest.raises(KeyboardInterrupt):
+        run.fit()
+    run = trainer(tmp_path / "run")
+    run.objective = Wild([3.5, 9.0, 3.2])
+    result = run.fit()
+    model = make_model()
+    model.load_state_dict(before.kept[1])
+    judged = Regression().evaluate(model.eval(), TASK.examples(10, "test"), 10)
+    assert result["best_step"] == 4
+    assert result["test"] == pytest.approx(judged, rel=1e-5)
+
+
+def test_seconds_are_those_of_all_sessions(tmp_path):
+    run = trainer(tmp_path / "run")
+    run.advance()
+    run.session.begun -= 1000
+    run.save()
+    run.close()
+    assert 1000 < trainer(tmp_path / "run").fit()["seconds"] < 2000
+
+
 def test_a_second_interruption_within_a_step_saves_nothing(tmp_path, monkeypatch):
     """What is half done is thrown away: the last whole step counts."""
     run = trainer(tmp_path / "run", save_every=0)

@@ -199,6 +199,28 @@ def test_tensorboard(tmp_path):
     assert found == [(step, pytest.approx(value)) for step, value in expected]
 
 
+@pytest.mark.parametrize("first", [KeyboardInterrupt, RuntimeError], ids=["saved", "no checkpoint"])
+def test_tensorboard_forgets_what_came_after_the_checkpoint(tmp_path, first):
+    pytest.importorskip("tensorboard")
+
+    def stop_at(step, error):
+        def stop(progress):
+            if progress.step == step:
+                raise error
+
+        with pytest.raises(error):
+            trainer(tmp_path / "run", report=stop).fit()
+
+    stop_at(5, first)
+    stop_at(9, RuntimeError)
+    trainer(tmp_path / "run").fit()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("test/accuracy")] == [4, 8, 12, 13]
+
+
 def test_auxiliary_loss_reaches_the_weights(tmp_path):
     """Weights differ from those of a run without load balancing, and the loss is the mean over layers."""
     model = SyntheticModel(SyntheticModelConfig(32, 8, 3, "swila", {**OPTIONS, "router_noise": False}))
@@ -230,6 +252,9 @@ def test_schedules():
     epochs = TrainingConfig(steps=100, lr=0.2, schedule="cosine-epochs")
     assert epochs.lr_at(0, 10) == epochs.lr_at(9, 10) == 0.2
     assert epochs.lr_at(10, 10) == pytest.approx(0.1 + 0.1 * math.cos(math.pi / 10))
+    warm = TrainingConfig(steps=100, lr=0.2, schedule="cosine-epochs", warmup_steps=15)
+    assert warm.lr_at(4, 10) == pytest.approx(0.2 * 5 / 15)
+    assert [warm.lr_at(step, 10) for step in range(15, 100)] == [epochs.lr_at(step, 10) for step in range(15, 100)]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class MetricsWriter:
         if tensorboard and find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(directory.path), purge_step=step + 1 if step else None)
+            self._board = SummaryWriter(str(directory.path), purge_step=step + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         """One line, with its ``step``; numbers go to TensorBoard under their names."""
