@@ -4,12 +4,13 @@ import json
 import shutil
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from language_models import tiny
-from swila import generate, prefill
+from swila import GenerationState, generate, prefill
 from swila.cli.app import app
 from swila.cli.chat import turn_tokens
 from swila.models.language.presets import preset_names
@@ -94,6 +95,18 @@ def test_a_state_is_saved_and_taken_up(run, saved, tmp_path):
     assert len(both.output.rstrip("\n").split("\n\n")) == 2
 
 
+def test_a_model_is_loaded_in_the_dtype_of_its_state(run, saved, tmp_path):
+    path = tmp_path / "state"
+    first = run("generate", saved[0], "once", "-n", 0, "--dtype", "bfloat16", "--save-state", path)
+    assert first.exit_code == 0, first.output
+    second = run("generate", saved[0], "upon", "-n", 4, "--state", path)
+    assert second.exit_code == 0, second.output
+    assert second.stdout.startswith("upon")
+    other = run("generate", saved[0], "upon", "-n", 4, "--state", path, "--dtype", "float32")
+    assert other.exit_code == 2
+    assert "was made in bfloat16, and the model is in float32" in " ".join(other.output.split())
+
+
 def test_chat(run, saved, tmp_path):
     lines = ["hello", "", "/save " + str(tmp_path / "s"), "more", "/load " + str(tmp_path / "s"), "more", "/nonsense"]
     lines += ["/reset", "/save x", "/save", "/load nowhere", "/quit"]
@@ -112,6 +125,32 @@ def test_chat(run, saved, tmp_path):
     assert "there is nothing to save yet" in result.output
     assert "/save needs the name of a file" in result.output
     assert "path must be a file with a saved state, got 'nowhere'" in result.output
+
+
+def test_turns_of_a_chat_are_drawn_anew(run, saved):
+    result = run("chat", saved[0], "-n", 8, "--temperature", 1.5, "--seed", 3, typed="hello\nmore\n/quit\n")
+    assert result.exit_code == 0, result.output
+    drawn = {"max_new_tokens": 8, "temperature": 1.5, "top_p": 0.95, "return_state": True}
+    first = generate(saved[1], "hello", saved[2], seed=3, **drawn)
+    second = generate(saved[1], "\nmore", saved[2], seed=4, state=first.state, **drawn)
+    assert first.texts[0] in result.output
+    assert second.texts[0] in result.output
+
+
+def test_the_last_token_of_a_loaded_chat_is_not_known(run, saved, tmp_path, monkeypatch):
+    known = []
+
+    def tokens(tokenizer, text, first, last):
+        known.append((first, last))
+        return turn_tokens(tokenizer, text, first, last)
+
+    monkeypatch.setattr("swila.cli.chat.turn_tokens", tokens)
+    path = tmp_path / "state"
+    lines = f"hello\nmore\n/save {path}\n/load {path}\nmore\n/quit\n"
+    result = run("chat", saved[0], "-n", 1, "--temperature", 0, typed=lines)
+    assert result.exit_code == 0, result.output
+    (answer,) = generate(saved[1], "hello", saved[2], max_new_tokens=1).tokens[0]
+    assert known == [(True, None), (False, answer), (False, None)]
 
 
 def test_chat_with_a_template(run, saved, tmp_path):
@@ -247,6 +286,23 @@ def test_bench_generate(run, tmp_path):
     assert all(row["token_ms"]["swila"] > 0 for row in record["timings"])
     assert record["long"]["same"]
     assert record["environment"]["torch"]
+
+
+def test_a_long_text_must_end_in_the_same_state(monkeypatch):
+    from swila.benchmarks import generation
+
+    long_text = ("temporal-swila-tiny", 40, "cpu", torch.float32)
+    assert generation.read_long_text(*long_text).same
+    load = GenerationState.load
+
+    def changed(path, model):
+        state = load(path, model)
+        state.hidden[0, 0] += 1e-6
+        state.cache[0]["recurrent_state"].W.mul_(1 + 1e-6)
+        return state
+
+    monkeypatch.setattr(generation.GenerationState, "load", changed)
+    assert not generation.read_long_text(*long_text).same
 
 
 def test_bench_refuses_to_time_what_is_wrong(run, tmp_path, monkeypatch):

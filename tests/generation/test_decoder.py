@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from language_models import tiny, tokens
-from swila import generate
+from swila import generate, prefill
 from swila.generation.api import _decoders
 
 
@@ -56,6 +56,17 @@ def test_each_sampling_has_its_own_decoder():
     assert few == expected
 
 
+def test_autocast_has_its_own_decoder(device):
+    """A captured step has the precision it was captured in."""
+    model = tiny("temporal-swila")
+    state = prefill(model, [1, 2, 3])
+    generate(model, state=state, max_new_tokens=2, stop=())
+    first = _decoders[model]
+    with torch.autocast(device, torch.bfloat16):
+        generate(model, state=state, max_new_tokens=2, stop=())
+    assert _decoders[model] is not first
+
+
 def test_padding_with_the_stop_token_is_not_text():
     """Many tokenizers pad with the token that ends a text: a row that is done has one of it."""
     model, rows = tiny("temporal-swila"), [tokens(5, seed=1).tolist(), tokens(9, seed=2).tolist()]
@@ -65,3 +76,16 @@ def test_padding_with_the_stop_token_is_not_text():
     out = generate(model, rows, max_new_tokens=8, stop=stop)
     assert out.tokens == [free[0][: free[0].index(stop) + 1], free[1]]
     assert out.stopped == [True, False]
+
+
+def test_what_a_row_that_is_done_shows():
+    """The padding token, or -1 where the model has none."""
+    model, rows = tiny("temporal-swila"), [tokens(5, seed=1).tolist(), tokens(9, seed=2).tolist()]
+    free = generate(model, rows, max_new_tokens=8, stop=()).tokens
+    stop = next(token for token in free[0][:4] if token not in free[1])
+    for given, shown in ((None, -1), (3, 3)):
+        model.config.pad_token_id = given
+        seen = []
+        out = generate(model, rows, max_new_tokens=8, stop=stop, streamer=seen.append)
+        whole = out.tokens[0] + [shown] * (8 - len(out.tokens[0]))
+        assert torch.stack(seen).T.tolist() == [whole, free[1]]

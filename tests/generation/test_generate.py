@@ -157,8 +157,24 @@ def test_streaming(model):
     out = generate(model, prompts(), max_new_tokens=4, stop=(), streamer=listener)
     assert torch.tensor(listener.got[1:]).T.tolist() == out.tokens
     seen = []
-    generate(model, prompts(), max_new_tokens=4, stop=(), streamer=lambda step: seen.append(step.tolist()))
-    assert torch.tensor(seen).T.tolist() == out.tokens
+    generate(model, prompts(), max_new_tokens=4, stop=(), streamer=seen.append)
+    assert torch.stack(seen).T.tolist() == out.tokens  # tensors that may be kept
+
+
+def test_a_streamer_gets_a_row_for_each_of_a_state():
+    model, listener = tiny("swila"), Listener()
+    out = generate(model, state=prefill(model, prompts()), max_new_tokens=2, stop=(), streamer=listener)
+    assert listener.got[0] == [[]] * 4
+    assert torch.tensor(listener.got[1:]).T.tolist() == out.tokens
+
+
+def test_a_streamer_is_told_that_a_call_has_failed():
+    model, listener = tiny("swila"), Listener()
+    state = prefill(model, [1, 2])
+    state.hidden[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="logits must be finite"):
+        generate(model, state=state, streamer=listener)
+    assert listener.ended
 
 
 def test_kinds_of_prompts():
@@ -295,6 +311,7 @@ def test_nothing_new_is_the_prompt_alone():
     assert out.tokens == [[]] * 4
     assert out.stopped == [False] * 4
     assert torch.equal(out.state.hidden, prefill(model, prompts()).hidden)
+    assert generate(model, prompts(), max_new_tokens=0).state is None
 
 
 def test_states_of_other_models_are_refused():
@@ -372,6 +389,9 @@ def test_models_that_cannot_be_stepped_through():
     model.model.layers[1].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="model must have no forward hooks on blocks or mixers"):
         generate(model, [1])
+    for work in (prefill, generate):
+        with pytest.raises(ValueError, match="state must be a GenerationState, got dict"):
+            work(model, [1], state={})
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
         prefill(model, [1], chunk_size=0)
     with pytest.raises(ValueError, match=r"chunk_size must be an integer of at least 1, got 1.5"):

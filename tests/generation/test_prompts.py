@@ -41,6 +41,19 @@ def test_progress():
     assert seen == [(4, 10), (8, 10), (10, 10)]
 
 
+@pytest.mark.parametrize(("name", "stretches"), [("swila", [5000]), ("transformer", [4096, 5000])])
+def test_attention_reads_shorter_stretches(name, stretches):
+    seen = []
+    prefill(tiny(name, num_hidden_layers=1), [1] * 5000, progress=lambda *at: seen.append(at))
+    assert seen == [(read, 5000) for read in stretches]
+
+
+def test_a_mask_of_another_length_is_refused():
+    for mask in ([[1]], [[1, 1, 1]], [[1, 1], [1, 1]]):
+        with pytest.raises(ValueError, match="zip"):
+            as_tokens({"input_ids": [[3, 4]], "attention_mask": mask}, None)
+
+
 def test_the_order_of_prompts_is_that_of_the_results():
     model = tiny("temporal-swila")
     rows = [tokens(n, seed=n).tolist() for n in (9, 2, 5)]
@@ -48,4 +61,5 @@ def test_the_order_of_prompts_is_that_of_the_results():
     turned = generate(model, rows[::-1], max_new_tokens=6, stop=(), return_state=True)
     assert turned.tokens == whole.tokens[::-1]
     assert turned.state.tokens == whole.state.tokens[::-1] == [11, 8, 15]
+    assert turned.state.cache.get_seq_length() == 15
     torch.testing.assert_close(turned.state.hidden, whole.state.hidden.flip(0), rtol=0, atol=1e-3)

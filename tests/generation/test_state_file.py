@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,6 +146,10 @@ def test_options_that_change_what_a_state_means_are_others():
             continue
         with pytest.raises(ValueError, match="other options"):
             generate(other, state=state, max_new_tokens=1)
+    other = tiny("gated-swila", norm_eps=1e-3)
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match="other options"):
+        generate(other, state=state, max_new_tokens=1)
 
 
 def test_the_cache_of_a_state_belongs_to_its_model(tmp_path):
@@ -204,6 +209,30 @@ def test_flipped_bits_are_refused(tmp_path):
     with pytest.raises(ValueError, match="path must be a file with a saved state"):
         GenerationState.load(path, model)
     path.write_bytes(whole)
+    assert_same(GenerationState.load(path, model), state)
+
+
+def test_a_layer_under_another_name_is_refused(tmp_path):
+    model, path = tiny("temporal-swila"), tmp_path / "state"
+    prefill(model, [1, 2, 3]).save(path, model)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"layers.3.', b'"layers.7.'))
+    assert path.read_bytes() != whole
+    with pytest.raises(ValueError, match="is damaged"):
+        GenerationState.load(path, model)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    def full(tensors, path, metadata):
+        Path(path).write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    model, path = tiny("temporal-swila"), tmp_path / "state"
+    state = prefill(model, [1, 2, 3])
+    state.save(path, model)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        prefill(model, [4, 5]).save(path, model)
     assert_same(GenerationState.load(path, model), state)
 
 

@@ -173,6 +173,15 @@ def test_gradient_checkpointing(name):
         model.gradient_checkpointing_enable({"use_reentrant": True})
 
 
+def test_gradient_checkpointing_has_no_cache():
+    """Blocks that run again would update it twice."""
+    model = tiny("swila").train()
+    assert model(tokens(1, 5), use_cache=True).past_key_values.get_seq_length() == 5
+    model.gradient_checkpointing_enable()
+    assert model(tokens(1, 5), use_cache=True).past_key_values is None
+    assert model.eval()(tokens(1, 5), use_cache=True).past_key_values.get_seq_length() == 5
+
+
 @pytest.mark.unpoisoned
 @pytest.mark.parametrize("name", ["gated-temporal-swila", "hybrid-gdn"])
 def test_compiles_to_one_graph(name):

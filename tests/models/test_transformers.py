@@ -74,7 +74,8 @@ def test_half_precision_keeps_what_needs_the_digits(tmp_path):
     tiny("gated-swila").save_pretrained(tmp_path)
     loaded = SwiLAForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert loaded.lm_head.weight.dtype == torch.bfloat16
-    assert loaded.model.layers[0].mixer.decay.A_log.dtype == torch.float32
+    decay = loaded.model.layers[0].mixer.decay
+    assert decay.A_log.dtype == decay.dt_bias.dtype == torch.float32
 
 
 def test_from_config_starts_as_the_constructor_does():
@@ -112,6 +113,22 @@ def test_a_card_that_is_there_stays(tmp_path):
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_a_card_tells_the_size_of_the_state(tmp_path):
+    model = tiny("hybrid-gdn")
+    model.save_pretrained(tmp_path)
+    state, cache = model.model.state_size(0), model.model.state_size(1) - model.model.state_size(0)
+    card = (tmp_path / "README.md").read_text()
+    assert f"| {state:,} scalars ({4e-6 * state:.2f} MB in float32), for any length of text |" in card
+    assert f"| kept of every token | {cache:,} scalars |" in card
+
+
+def test_loading_may_tell_what_it_found(tmp_path):
+    tiny("swila").save_pretrained(tmp_path)
+    model, info = SwiLAForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(model) is SwiLAForCausalLM
+    assert not info["missing_keys"]
+
+
 def test_packed_by_transformers_own_collator():
     model = tiny("temporal-swila")
     rows = [tokens(n, seed=n) for n in (5, 9, 3)]
@@ -135,6 +152,10 @@ def test_a_cache_goes_on_in_generate():
     both = model.generate(ids, inputs_embeds=model.model.embed_tokens(ids), max_new_tokens=6, **GREEDY)
     assert_close(both, whole)
     embedded = model.generate(inputs_embeds=model.model.embed_tokens(ids), max_new_tokens=6, **GREEDY)
+    assert_close(embedded, whole[:, 20:])
+    cache = model(ids[:, :15], use_cache=True).past_key_values
+    embeds = model.model.embed_tokens(ids)
+    embedded = model.generate(inputs_embeds=embeds, past_key_values=cache, max_new_tokens=6, **GREEDY)
     assert_close(embedded, whole[:, 20:])
 
 

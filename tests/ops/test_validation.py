@@ -78,6 +78,10 @@ BAD = {
     "double beta": (call(beta=zeros(2, 8, 2, 2, 3).double()), "beta must be float32, bfloat16 or float16, got torch.float64"),
     "integer gate": (call(key_gate=zeros(2, 8, 2, 3).int()), "key_gate must be float32, bfloat16 or float16, got torch.int32"),
     "device": (call(v=torch.zeros(2, 8, 2, 3, device="meta")), "v must be on the device of q, cpu, got meta"),
+    "device of the state": (
+        call(initial_state=SwitchingState(torch.zeros(2, 2, 2, 3, 4, device="meta"))),
+        "initial_state.W must be on the device of q, cpu, got meta",
+    ),
     "decay_order": (call(decay_order="middle"), "decay_order must be 'pre' or 'post', got 'middle'"),
     "normalize": (call(normalize="yes"), "normalize must be True or False, got 'yes'"),
     "return_state": (call(return_state=1), "return_state must be True or False, got 1"),

@@ -105,6 +105,18 @@ def repository(tmp_path):
 
 
 @needs_git
+def test_the_commit_that_runs(repository, monkeypatch):
+    monkeypatch.setattr(environment, "__file__", str(repository.root / "src/swila/environment.py"))
+    assert environment.commit() == repository.commits[1]
+    (repository.root / "src/swila/__init__.py").write_bytes(b"x = 3\n")
+    assert environment.commit() == repository.commits[1] + "-dirty"
+    inside = repository.root / "venv/lib/swila/environment.py"  # installed in a folder of another repository
+    inside.parent.mkdir(parents=True)
+    monkeypatch.setattr(environment, "__file__", str(inside))
+    assert environment.commit() is None
+
+
+@needs_git
 def test_files_and_commits_agree(repository):
     first, second = repository.commits
     assert commit_digest(second, repository.root) == repository.digest()
@@ -247,6 +259,18 @@ def test_the_module_prints_digests(repository, monkeypatch):
     assert main([]) == source_digest()
     assert main([repository.commits[1]]) == repository.digest()
     assert main(["0" * 40]) is None
+
+
+@needs_git
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+@pytest.mark.parametrize("known", [True, False])
+def test_the_exit_status_of_the_module(repository, monkeypatch, capsys, known):
+    monkeypatch.chdir(repository.root)
+    monkeypatch.setattr(sys, "argv", ["source_digest", repository.commits[1] if known else "0" * 40])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("swila.source_digest", run_name="__main__")
+    assert bool(ended.value.code) is not known
+    assert capsys.readouterr().out.strip() == (repository.digest() if known else "no sources of swila found there")
 
 
 def test_provenance_names_its_list_by_date():

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swila.ops.backends import get_backend, register_backend, unregister_backend
+from swila.ops.backends import backend_names, get_backend, register_backend, unregister_backend
 from swila.testing import VARIANTS, Check, Shape, check_backend, examination, examine, make_call
+from swila.testing.checks import evaluate_rounded
 
 BF16, F32 = torch.bfloat16, torch.float32
 SHAPE = Shape(B=1, T=40, H=2, K=16, V=16, J=4)
@@ -86,6 +87,16 @@ def test_roundings_of_matrix_units_allow_for_no_more_than_they_explain(flawed, d
     call = make_call(VARIANTS["temporal"], SHAPE, dtype=dtype)
     backend = flawed(gradients=lambda given: given | {"k": given["k"] * factor}, operand_bits=lambda dtype: bits)
     assert wrong(call, backend) == {"d k"}
+
+
+def test_the_rounded_loop_is_no_backend_afterwards():
+    before = backend_names()
+    call = make_call(shape=SHAPE)
+    evaluate_rounded(call, bits=8)
+    assert backend_names() == before
+    with pytest.raises(ValueError, match="q must be"):
+        evaluate_rounded(call | {"q": call["q"][0]}, bits=8)
+    assert backend_names() == before
 
 
 def test_without_statistics(flawed):
