@@ -50,8 +50,10 @@ def test_attention_reads_shorter_stretches(name, stretches):
 
 def test_a_mask_of_another_length_is_refused():
     for mask in ([[1]], [[1, 1, 1]], [[1, 1], [1, 1]]):
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="attention_mask must be as long as input_ids"):
             as_tokens({"input_ids": [[3, 4]], "attention_mask": mask}, None)
+    with pytest.raises(ValueError, match="prompts must have input_ids if they are a mapping, got ids, mask"):
+        as_tokens({"ids": [[3, 4]], "mask": [[1, 1]]}, None)
 
 
 def test_the_order_of_prompts_is_that_of_the_results():

@@ -57,7 +57,7 @@ def test_top_p_is_of_what_the_temperature_and_top_k_leave():
     assert_close(both, torch.eye(5)[1])
 
 
-@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40])
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40, 1e-46, 1e-300])
 def test_a_low_temperature_is_greedy(temperature):
     assert_close(frequencies(Sampling(temperature), [x + 50 for x in LOGITS], 50), torch.eye(5)[1])
 
@@ -79,6 +79,7 @@ def test_greedy_takes_the_likeliest_of_each_row():
         ({"temperature": -0.1}, "temperature must be 0 .* got -0.1"),
         ({"temperature": math.nan}, "temperature must be 0 .* got nan"),
         ({"top_k": 0}, "top_k must be at least 1, or None for all tokens, got 0"),
+        ({"top_k": True}, "top_k must be at least 1, or None for all tokens, got True"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
         ({"top_p": math.nan}, "top_p must be above 0 and at most 1, got nan"),

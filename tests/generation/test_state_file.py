@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from safetensors import safe_open
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 
 from language_models import NAMES, tiny, tokens
 from swila import GenerationState, generate, prefill
+from swila.generation.fingerprint import weights_fingerprint
 
 
 @pytest.fixture(params=NAMES)
@@ -135,6 +137,38 @@ def test_weights_that_are_written_to_are_others():
         generate(model, state=state, max_new_tokens=1)
 
 
+@pytest.mark.parametrize("place", [(0, 1), (3, 0), (17, 90), (-1, -2)])
+def test_one_value_makes_other_weights(place):
+    """Wherever it is: also where a parameter is changed in a copy, and where two changes add up to nothing."""
+    model = tiny("deltanet")
+    state, other = prefill(model, [1, 2, 3]), copy.deepcopy(model)
+    weight = other.model.layers[1].mixer.q_proj.weight
+    with torch.no_grad():
+        weight[place] += 30
+    with pytest.raises(ValueError, match="other weights"):
+        generate(other, state=state, max_new_tokens=1)
+    other = copy.deepcopy(model)
+    weight = other.model.layers[1].mixer.q_proj.weight
+    with torch.no_grad():
+        weight[place[0]] = weight[place[0]].roll(1)
+    with pytest.raises(ValueError, match="other weights"):
+        generate(other, state=state, max_new_tokens=1)
+
+
+def test_the_fingerprint_follows_its_model_through_changes_and_back():
+    model = tiny("swila")
+    first, weight = weights_fingerprint(model), model.lm_head.weight
+    with torch.no_grad():
+        weight[5, 7] *= 2
+        assert weights_fingerprint(model) != first
+        weight[5, 7] /= 2
+    assert weights_fingerprint(model) == first
+    assert weights_fingerprint(copy.deepcopy(model)) == first
+    if model.device.type == "cpu":
+        weight.data.mul_(2)  # no version tells of this
+        assert weights_fingerprint(model) != first
+
+
 def test_options_that_change_what_a_state_means_are_others():
     model = tiny("gated-swila")
     state = prefill(model, [1, 2, 3])
@@ -253,5 +287,14 @@ def test_rows_can_be_taken_and_repeated():
         assert chosen.tokens == [state.tokens[i] for i in rows]
         together = generate(model, state=chosen, max_new_tokens=6, stop=()).tokens
         assert together == [generate(model, state=state[i], max_new_tokens=6, stop=()).tokens[0] for i in rows]
+    for mask in ([False, True], torch.tensor([False, True]), numpy.array([False, True])):
+        assert state[mask].tokens == [2], mask
+    assert state[torch.tensor([1, 0])].tokens == state[(1, 0)].tokens == [2, 3]
+    assert state[torch.tensor(1)].tokens == state[numpy.int64(1)].tokens == [2]
     with pytest.raises(IndexError):
         state[2]
+    for nothing in ([], slice(2, None), [False, False]):
+        with pytest.raises(ValueError, match="rows must name at least one of the 2 rows"):
+            state[nothing]
+    with pytest.raises(ValueError, match="a mask of rows must have 2 entries, got 3"):
+        state[[True, False, True]]

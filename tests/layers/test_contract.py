@@ -1,5 +1,6 @@
 """What every sequence layer promises: masks, packing, caches, causality, and errors that name what is wrong."""
 
+import copy
 import inspect
 import pickle
 
@@ -277,6 +278,8 @@ def test_docstring_names_every_argument(name):
             {"hidden_states": torch.zeros(2, 0, 16)},
             r"hidden_states must have at least one row and one token, got shape \[2,",
         ),
+        ({"hidden_states": [[0.0]]}, "hidden_states must be a torch.Tensor, got list"),
+        ({"attention_mask": [[1, 1, 1]] * 2}, r"attention_mask must be a torch.Tensor \[B, T\], got list"),
         ({"attention_mask": torch.ones(2, 2)}, r"attention_mask must be \[B, T\] = \[2, 3\]"),
         ({"attention_mask": torch.ones(2, 1, 3, 3)}, r"got shape \[2, 1, 3, 3\]"),
         ({"cu_seqlens": torch.tensor([0, 3])}, "hidden_states must have batch size 1 with cu_seqlens, got 2"),
@@ -353,7 +356,7 @@ def test_an_entry_of_a_cache_belongs_to_one_layer():
     x, first, second = tokens(1, 3), build("swila", layer_idx=0).eval(), build("swila", layer_idx=0).eval()
     second.load_state_dict(first.state_dict())
     _, _, cache = first(x, use_cache=True)
-    for mine in (cache, cache.map(torch.clone), cache.batch_select(torch.tensor([0]))):
+    for mine in (cache, cache.map(torch.clone), cache.batch_select(torch.tensor([0])), copy.deepcopy(cache)):
         with pytest.raises(ValueError, match=r"layer_idx must be different for each layer .* got 0 for a second layer"):
             second(x, past_key_values=mine)
     with pytest.raises(ValueError, match="layer_idx must be given"):
@@ -367,6 +370,17 @@ def test_an_entry_of_a_cache_belongs_to_one_layer():
     del first
     with pytest.raises(ValueError, match="layer_idx must be different"):
         second(x, past_key_values=cache)
+
+
+def test_a_copied_cache_belongs_to_the_same_layer():
+    """To the layer itself, or to its copy where both are copied together; and the two caches go separate ways."""
+    x, layer = tokens(1, 3), build("swila").eval()
+    _, _, cache = layer(x, use_cache=True)
+    copied = copy.deepcopy(cache)
+    expected = layer(x, past_key_values=cache)[0]
+    assert_close(layer(x, past_key_values=copied)[0], expected)
+    other, its = copy.deepcopy((layer, copied))
+    assert_close(other(x, past_key_values=its)[0], layer(x, past_key_values=copied)[0])
 
 
 def test_a_state_is_handed_over_to_a_layer_without_an_index():

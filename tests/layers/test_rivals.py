@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from swila.layers import MIXERS as CLASSES
 from swila.layers import make_mixer
 from swila.layers.mom import switch_loss
 
@@ -194,6 +195,9 @@ def test_fla_is_refused_in_words_where_it_cannot_run(name):
         ("attention", {"num_kv_heads": 3}, "num_kv_heads must divide num_heads = 8, got 3"),
         ("attention", {"num_heads": 16}, "head_dim must be even for rotary positions, got 1"),
         ("attention", {"rope_theta": 0.0}, "rope_theta must be above 0, or None for no positions, got 0.0"),
+        ("attention", {"rope_theta": "yes"}, "rope_theta must be a finite number, got 'yes'"),
+        ("deltanet", {"expand_k": "yes"}, "expand_k must be a finite number, got 'yes'"),
+        ("deltanet", {"expand_v": math.inf}, "expand_v must be a finite number, got inf"),
         ("fox", {"backend": "cuda"}, "backend must be 'torch' or 'fla', got 'cuda'"),
         ("deltanet", {"layer_idx": -1}, "layer_idx must be the layer's place in the model"),
     ],
@@ -201,6 +205,13 @@ def test_fla_is_refused_in_words_where_it_cannot_run(name):
 def test_bad_options(mixer, options, message):
     with pytest.raises(ValueError, match=message):
         make_mixer(mixer, 16, **options)
+
+
+@pytest.mark.parametrize("mixer", CLASSES)
+@pytest.mark.parametrize("size", ["16", None, 16.0, 0, math.inf])
+def test_bad_widths(mixer, size):
+    with pytest.raises(ValueError, match=f"hidden_size must be (an integer of )?at least 1, got {size!r}"):
+        make_mixer(mixer, size)
 
 
 def test_unknown_mixer():

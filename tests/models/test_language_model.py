@@ -65,6 +65,26 @@ def test_packed_is_separate(model):
     assert_close(whole, model(packed).logits, **tolerance(2))
 
 
+@torch.no_grad()
+def test_packed_beside_padding_is_separate(model):
+    """Rows of several sequences, some with padding before, between or after them, or with nothing else."""
+    rows = [[tokens(n, seed=n) for n in lengths] for lengths in ((3, 5), (8,), (2, 2, 1))]
+    pads = (2, 2, 0), (0, 2), (1, 0, 2, 2)  # before the first, between, after the last
+    ids, mask, places = torch.zeros(3, 4, 14).long()
+    alone = []
+    for i, (parts, gaps) in enumerate(zip(rows, pads, strict=True)):
+        t = gaps[0]
+        for part, gap in zip(parts, gaps[1:], strict=True):
+            here = slice(t, t + len(part))
+            ids[i, here], mask[i, here], places[i, here] = part, 1, torch.arange(len(part))
+            alone.append(model(part[None]).logits[0])
+            t += len(part) + gap
+    for batch in (slice(0, 3), slice(0, 4), slice(0, 1)):
+        given = {"attention_mask": mask[batch], "position_ids": places[batch]}
+        found = model(ids[batch], **given).logits[mask[batch].bool()]
+        assert_close(found, torch.cat(alone)[: len(found)], **tolerance(2))
+
+
 def test_packed_training_is_separate_training(model):
     model.train()
     rows = [tokens(n, seed=n) for n in (5, 12, 8)]
@@ -179,7 +199,34 @@ def test_gradient_checkpointing_has_no_cache():
     assert model(tokens(1, 5), use_cache=True).past_key_values.get_seq_length() == 5
     model.gradient_checkpointing_enable()
     assert model(tokens(1, 5), use_cache=True).past_key_values is None
-    assert model.eval()(tokens(1, 5), use_cache=True).past_key_values.get_seq_length() == 5
+    cache = model.eval()(tokens(1, 5), use_cache=True).past_key_values
+    assert cache.get_seq_length() == 5
+    with pytest.raises(ValueError, match="past_key_values must be None in training with gradient checkpointing"):
+        model.train()(tokens(1, 5), past_key_values=cache)
+    model.eval()(tokens(1, 5), past_key_values=cache)
+    assert cache.get_seq_length() == 10
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["temporal-swila", "transformer"])
+def test_the_cache_of_a_call_that_failed_is_refused(name):
+    model, ids = tiny(name), tokens(1, 6)
+    began, cache = Cache(), model(ids, use_cache=True).past_key_values
+    before = cache.map(torch.clone)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[2].register_forward_pre_hook(fail)
+    for mine in (began, cache):
+        with pytest.raises(KeyboardInterrupt):
+            model(ids[:, :1], past_key_values=mine)
+    hook.remove()
+    for mine, lengths in ((began, "0 and 1"), (cache, "6 and 7")):
+        with pytest.raises(ValueError, match=f"past_key_values must be of a call .* have seen {lengths} tokens"):
+            model(ids[:, :1], past_key_values=mine)
+    expected = model(torch.cat([ids, ids[:, :1]], 1)).logits[:, -1:]
+    assert_close(model(ids[:, :1], past_key_values=before).logits, expected, **tolerance())
 
 
 @pytest.mark.unpoisoned
@@ -274,6 +321,14 @@ def test_initial_weights():
             {"input_ids": torch.zeros(0, 4).long()},
             r"input_ids must have at least one row and one token, got shape \[0, 4\]",
         ),
+        ({"input_ids": torch.zeros(2, 4)}, r"input_ids must be int32 or int64 and \[B, T\], got torch.float32 of"),
+        ({"input_ids": tokens(4)}, r"input_ids must be .* got torch.int64 of shape \[4\]"),
+        *(
+            ({"input_ids": tokens(2, 4), name: wrong}, rf"^{name} must be int32 or int64 and \[B, T\] = \[2, 4\], got")
+            for name in ("labels", "shift_labels")
+            for wrong in (tokens(4, 2), tokens(1, 8), tokens(8), tokens(2, 4).float())
+        ),
+        ({"input_ids": tokens(2, 4), "logits_to_keep": -1}, r"logits_to_keep must be 0 .* got -1"),
         ({"inputs_embeds": torch.zeros(2, 0, 128)}, r"inputs_embeds must have at least one row and one token, got"),
         (
             {"input_ids": tokens(2, 4), "attention_mask": torch.ones(2, 6)},

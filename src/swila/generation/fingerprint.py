@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,41 +12,60 @@ import torch
 from torch import Tensor
 
 WITHOUT_EFFECT = ("backend", "track_routing", "balance_marginal", "balance_conditional", "balance_scale")  # on a state
-SAMPLED = 64  # values of each parameter, evenly spaced
+SAMPLED = 64  # values of each parameter that are looked at in every call, evenly spaced
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a value
 
-Places = tuple[tuple[int, int], ...]
-_known: WeakKeyDictionary[Any, tuple[Places, str]] = WeakKeyDictionary()
+Known = tuple[Any, ...]
+_known: WeakKeyDictionary[Any, tuple[Known, str]] = WeakKeyDictionary()
 
 
 def weights_fingerprint(model: Any) -> str:
-    """Return a hash of the layers' options, and of name, shape, dtype and some values of every parameter.
+    """Return a hash of the layers' options, and of name, shape, dtype and values of every parameter.
 
-    On a GPU reading the values waits for the device, so the hash is kept until a parameter is replaced or written to. A
-    write through ``parameter.data``, or by a replayed CUDA graph, is not noticed there.
+    It is kept until a parameter is replaced or written to. A write through ``parameter.data`` is noticed on the CPU if
+    it changes one of the values that are looked at in every call. On a GPU, where looking means waiting for the device,
+    such a write is not noticed, nor one by a replayed CUDA graph.
     """
-    if model.device.type == "cpu":
-        return _hash(model)
+    about = _about(model)
     places = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters())
+    looked = _host(_sample(p) for p in model.parameters()) if model.device.type == "cpu" else b""
+    now = about, places, looked
     known = _known.get(model)
-    if known is None or known[0] != places:
-        known = _known[model] = places, _hash(model)
+    if known is None or known[0] != now:
+        sums = _host(part for p in model.parameters() for part in _sums(p))
+        known = _known[model] = now, hashlib.sha256(about.encode() + sums).hexdigest()
     return known[1]
 
 
-def _hash(model: Any) -> str:
+def _about(model: Any) -> str:
+    """What else than values makes a model another one."""
     config = model.config
     options = {
         mixer: {name: value for name, value in config.options_of(mixer).items() if name not in WITHOUT_EFFECT}
         for mixer in dict.fromkeys(config.layer_mixers)
     }
-    parameters = dict(model.named_parameters())
-    shapes = [(name, str(p.dtype), list(p.shape)) for name, p in parameters.items()]
-    about = [config.layer_mixers, options, config.norm_eps, shapes]
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # one copy to the host for each
-    for p in parameters.values():
-        flat = p.detach().flatten()
-        by_kind.setdefault((p.device, p.dtype), []).append(flat[:: max(1, len(flat) // SAMPLED)])
-    for values in by_kind.values():
-        digest.update(torch.cat(values).cpu().double().numpy().tobytes())
-    return digest.hexdigest()
+    shapes = [(name, str(p.dtype), list(p.shape)) for name, p in model.named_parameters()]
+    return json.dumps([config.layer_mixers, options, config.norm_eps, shapes], sort_keys=True, default=str)
+
+
+def _bits(p: Tensor) -> Tensor:
+    return p.detach().view(BITS[p.element_size()])
+
+
+def _sample(p: Tensor) -> Tensor:
+    flat = _bits(p).flatten()
+    return flat[:: max(1, len(flat) // SAMPLED)]
+
+
+def _sums(p: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of a parameter's bits along rows and along columns, as integers: the same on every device, in any order."""
+    matrix = _bits(p).reshape(p.shape[0] if p.ndim > 1 else 1, -1)
+    return matrix.sum(0, dtype=matrix.dtype), matrix.sum(1, dtype=matrix.dtype)
+
+
+def _host(tensors: Iterable[Tensor]) -> bytes:
+    """The bytes of some tensors, with one copy to the host for each device and dtype."""
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for t in tensors:
+        by_kind.setdefault((t.device, t.dtype), []).append(t)
+    return b"".join(torch.cat(parts).cpu().numpy().tobytes() for parts in by_kind.values())

@@ -21,10 +21,14 @@ AT_ONCE = {True: 4096, False: 16384}  # tokens of a row at a time, with and with
 def as_tokens(prompts: Prompts, tokenizer: Any, goes_on: bool = False) -> list[list[int]]:
     """Prompts of any kind as lists of token ids; a text that ``goes_on`` from another does not begin anew."""
     if isinstance(prompts, Mapping):  # what a tokenizer returns
+        if "input_ids" not in prompts:
+            raise ValueError(f"prompts must have input_ids if they are a mapping, got {', '.join(map(str, prompts))}")
         rows = as_tokens(prompts["input_ids"], None)
         masks = (
             as_tokens(prompts["attention_mask"], None) if "attention_mask" in prompts else [[1] * len(r) for r in rows]
         )
+        if [len(row) for row in rows] != [len(mask) for mask in masks]:
+            raise ValueError("attention_mask must be as long as input_ids in prompts, got other lengths")
         pairs = [zip(row, mask, strict=True) for row, mask in zip(rows, masks, strict=True)]
         return [[token for token, there in pair if there] for pair in pairs]
     given: Any = [prompts] if isinstance(prompts, str) else _plain(prompts)

@@ -27,14 +27,14 @@ class Sampling:
     def __post_init__(self) -> None:
         if not isinstance(self.temperature, Real) or not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 (the likeliest token) or more, got {self.temperature!r}")
-        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k is True or self.top_k < 1):
             raise ValueError(f"top_k must be at least 1, or None for all tokens, got {self.top_k!r}")
         if not isinstance(self.top_p, Real) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """Tokens ``[B]`` from float32 logits ``[B, vocabulary]``; nothing here waits for the device."""
-        if self.temperature == 0:
+        if self.temperature < torch.finfo(torch.float32).tiny:  # 0 in float32, or on its way there
             return logits.argmax(-1)
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # at most 0: no overflow
         if self.top_k is not None and self.top_k < logits.shape[-1]:

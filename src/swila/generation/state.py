@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from swila.generation.fingerprint import weights_fingerprint
 from swila.layers import Cache
 from swila.ops import SwitchingState
 
-FORMAT = "swila-state-2"
+FORMAT = "swila-state-3"
 
 
 @dataclass(repr=False)
@@ -44,13 +44,31 @@ class GenerationState:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, rows: int | slice | list[int]) -> GenerationState:
-        """The state of some rows; of one row again and again with ``state[[0] * 8]``, for example."""
-        indices = range(len(self))[rows] if isinstance(rows, slice) else [rows] if isinstance(rows, int) else rows
-        places = [range(len(self))[i] for i in indices]
+    def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> GenerationState:
+        """The state of some rows; of one row again and again with ``state[[0] * 8]``, for example.
+
+        ``rows`` may also be a mask, True for the rows to keep.
+        """
+        places = self._places(rows)
         index = torch.tensor(places, device=self.hidden.device)
         cache, hidden = self.cache.batch_select(index), self.hidden[index]
         return GenerationState(cache, hidden, self.layers, [self.tokens[i] for i in places], self.weights)
+
+    def _places(self, rows: Any) -> list[int]:
+        """Rows as given to an index, from 0 on."""
+        if isinstance(rows, slice):
+            places = list(range(len(self))[rows])
+        else:
+            given = rows.tolist() if hasattr(rows, "tolist") else rows
+            given = list(given) if isinstance(given, Sequence) else [given]
+            if given and all(isinstance(i, bool) for i in given):
+                if len(given) != len(self):
+                    raise ValueError(f"a mask of rows must have {len(self)} entries, got {len(given)}")
+                given = [i for i, kept in enumerate(given) if kept]
+            places = [range(len(self))[i] for i in given]
+        if not places:
+            raise ValueError(f"rows must name at least one of the {len(self)} rows, got {rows!r}")
+        return places
 
     def check_fits(self, model: Any, name: str = "state") -> None:
         """Raise ValueError unless this is a state of the model: of the same layers, widths and weights."""

@@ -13,7 +13,7 @@ from swila.layers.cache import LayerState, Shape
 from swila.layers.mixer import SequenceMixer
 from swila.layers.mode import Mode
 from swila.layers.norms import rms_norm
-from swila.layers.options import check_counts, check_flags, check_weights
+from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
 from swila.layers.packing import Sequences, sequences
 from swila.layers.short_conv import ShortConvolution, carried_shapes, convolve, convolves
 
@@ -82,6 +82,8 @@ class Attention(SequenceMixer):
         check_weights(norm_eps=norm_eps)
         if head_dim is not None:
             check_counts(head_dim=head_dim)
+        if rope_theta is not None:
+            check_numbers(rope_theta=rope_theta)
         if rope_theta is not None and not rope_theta > 0:
             raise ValueError(f"rope_theta must be above 0, or None for no positions, got {rope_theta!r}")
         if head_dim is None and hidden_size % num_heads:

@@ -35,7 +35,7 @@ class Cache:
     def __init__(self) -> None:
         self._states: dict[int, LayerState] = {}
         self._tokens: dict[int, int] = {}
-        self._owners: dict[int, weakref.ref[Any]] = {}  # none where a cache was copied or read from a file
+        self._owners: dict[int, weakref.ref[Any]] = {}  # none where a cache was pickled or read from a file
         self._handed_over = False
 
     def index_of(self, layer: Any, layer_idx: int | None) -> int:
@@ -67,6 +67,14 @@ class Cache:
         new._owners, new._handed_over = {}, True
         return new
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
+        new = self.map(torch.clone)
+        for index, owner in self._owners.items():  # which may be copied along
+            layer = owner()
+            new._owners[index] = weakref.ref(memo.get(id(layer), layer)) if layer is not None else owner
+        new._handed_over = self._handed_over
+        return new
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_owners": {}}
 
@@ -84,6 +92,17 @@ class Cache:
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens the layer has seen, padding included."""
         return self._tokens.get(layer_idx, 0)
+
+    def seen_by(self, layers: int) -> int:
+        """Return the tokens that layers 0, 1, ... have seen; ValueError unless all have seen as many."""
+        seen = {self.get_seq_length(i) for i in range(layers)}
+        if len(seen) > 1:
+            raise ValueError(
+                f"past_key_values must be of a call that went through all {layers} layers, got one whose layers have "
+                f"seen {' and '.join(map(str, sorted(seen)))} tokens (a call that failed half-way?); begin anew, or "
+                "keep a copy (past_key_values.map(torch.clone)) before each call to return to"
+            )
+        return seen.pop()
 
     def set_seq_length(self, tokens: int) -> None:
         """Say how many tokens of each row the layers have seen; a model that takes the padding out knows better."""

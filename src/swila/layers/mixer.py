@@ -22,6 +22,7 @@ from swila.layers.cache import (
 )
 from swila.layers.last_call import LastCall
 from swila.layers.mode import Mode, rows_like
+from swila.layers.options import check_counts
 from swila.layers.packing import check_packing, pack
 
 
@@ -34,6 +35,7 @@ class SequenceMixer(nn.Module):
 
     def __init__(self, hidden_size: int, layer_idx: int | None = None) -> None:
         super().__init__()
+        check_counts(hidden_size=hidden_size)
         if layer_idx is not None and (not isinstance(layer_idx, int) or layer_idx < 0):
             raise ValueError(f"layer_idx must be the layer's place in the model, 0 or more, got {layer_idx!r}")
         self.hidden_size = hidden_size
@@ -63,6 +65,8 @@ class SequenceMixer(nn.Module):
         Returns:
             The output ``[B, T, hidden_size]`` (zeros at padding), None, and the cache or None.
         """
+        if not isinstance(hidden_states, Tensor):
+            raise ValueError(f"hidden_states must be a torch.Tensor, got {type(hidden_states).__name__}")
         if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(
                 f"hidden_states must be [B, T, hidden_size] with hidden_size {self.hidden_size}, "

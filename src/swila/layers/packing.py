@@ -62,6 +62,8 @@ def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None, se
         return Packed(x, cu_seqlens, None, None, (B, T))
     if attention_mask is None:
         return Packed(x, None, None, None, (B, T))
+    if not isinstance(attention_mask, Tensor):
+        raise ValueError(f"attention_mask must be a torch.Tensor [B, T], got {type(attention_mask).__name__}")
     if attention_mask.ndim != 2 or attention_mask.shape[0] != B or attention_mask.shape[1] not in (T, seen + T):
         whole = f", or [{B}, {seen + T}] for the text so far," if seen else ""
         raise ValueError(
@@ -88,10 +90,7 @@ def pack_by_position(x: Tensor, position_ids: Tensor) -> Packed:
     A row of the batch begins one in any case.
     """
     B, T = x.shape[:2]
-    if position_ids.ndim != 2 or position_ids.shape[1] != T or position_ids.shape[0] not in (1, B):
-        raise ValueError(
-            f"position_ids must be [B, T] = [{B}, {T}] (or [1, {T}]), got shape {list(position_ids.shape)}"
-        )
+    _check_positions(position_ids, B, T)
     begins = position_ids.expand(B, T) == 0
     if values_are_checked(x.device) and bool(((position_ids.diff() != 1) & ~begins[: len(position_ids), 1:]).any()):
         raise ValueError(
@@ -102,6 +101,27 @@ def pack_by_position(x: Tensor, position_ids: Tensor) -> Packed:
     starts = (begins.flatten() | (torch.arange(B * T, device=x.device) % T == 0)).nonzero().squeeze(1)
     kept = None if B == 1 else torch.arange(B * T, device=x.device)
     return Packed(x.reshape(1, B * T, -1), F.pad(starts, (0, 1), value=B * T), kept, None, (B, T))
+
+
+def split_by_position(packed: Packed, position_ids: Tensor) -> Packed:
+    """Sequences that padding was taken out of, begun anew where the places ``[B, T]`` (or ``[1, T]``) are 0."""
+    assert packed.kept is not None
+    assert packed.cu_seqlens is not None
+    B, T = packed.shape
+    _check_positions(position_ids, B, T)
+    begins = position_ids.expand(B, T).flatten().index_select(0, packed.kept) == 0
+    known = torch.zeros_like(begins).index_fill(0, packed.cu_seqlens[:-1], True)
+    if not bool((begins & ~known).any()):
+        return packed
+    starts = (begins | known).nonzero().squeeze(1)
+    return packed._replace(cu_seqlens=F.pad(starts, (0, 1), value=len(begins)), rows=None)
+
+
+def _check_positions(position_ids: Tensor, B: int, T: int) -> None:
+    if position_ids.ndim != 2 or position_ids.shape[1] != T or position_ids.shape[0] not in (1, B):
+        raise ValueError(
+            f"position_ids must be [B, T] = [{B}, {T}] (or [1, {T}]), got shape {list(position_ids.shape)}"
+        )
 
 
 def check_packing(cu_seqlens: Tensor, x: Tensor) -> None:

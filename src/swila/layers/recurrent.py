@@ -11,7 +11,7 @@ from swila.layers.cache import LayerState, Shape
 from swila.layers.mixer import SequenceMixer
 from swila.layers.mode import Mode
 from swila.layers.norms import l2_norm, rms_norm
-from swila.layers.options import check_counts, check_flags, check_weights
+from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
 from swila.layers.projection import make_projection
 from swila.layers.short_conv import ShortConvolution, carried_shapes, convolve, convolves
 from swila.ops.backends import backend_names
@@ -21,7 +21,7 @@ def head_dims(
     hidden_size: int, num_heads: int, head_dim: int | None, expand_k: float | None, expand_v: float | None
 ) -> tuple[int, int]:
     """Key and value dims of a head, from ``head_dim`` or from the widths of all heads relative to ``hidden_size``."""
-    check_counts(num_heads=num_heads)
+    check_counts(hidden_size=hidden_size, num_heads=num_heads)
     if head_dim is not None:
         if expand_k is not None or expand_v is not None:
             raise ValueError("head_dim must be None with expand_k or expand_v: both set the width of a head")
@@ -29,6 +29,8 @@ def head_dims(
         return head_dim, head_dim
     widths = []
     for name, expand in (("expand_k", expand_k), ("expand_v", expand_v)):
+        if expand is not None:
+            check_numbers(**{name: expand})
         width = hidden_size * (1.0 if expand is None else expand) / num_heads
         if width < 1 or width != int(width):
             raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from swila.ops.types import SwitchingState
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGER = (torch.int32, torch.int64)
+S = TypeVar("S")
 ValueChecks = Literal["cpu", "always", "never"]
 _value_checks: ValueChecks | None = None
 
@@ -125,7 +126,8 @@ def _check_options(options: Options) -> None:
 
 
 def _check_shapes(x: Inputs) -> None:
-    B, T, H, K = x.q.shape
+    B, T, H = _most_common([t.shape[:3] for t in (x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits)])
+    K = x.q.shape[3]
     routed = [t.shape for t in (x.beta, x.key_logits, x.query_logits) if t.ndim == 5]
     V = _most_common([x.v.shape[3], *(shape[4] for shape in routed)])
     J = _most_common([shape[3] for shape in routed])
@@ -137,6 +139,7 @@ def _check_shapes(x: Inputs) -> None:
             raise ValueError(f"cu_seqlens must be [N + 1] with N >= 1, got shape {list(x.cu_seqlens.shape)}")
         N = x.cu_seqlens.shape[0] - 1
     needed = {
+        "q": ("[B, T, H, K]", (B, T, H, K)),
         "k": ("[B, T, H, K]", (B, T, H, K)),
         "v": ("[B, T, H, V]", (B, T, H, V)),
         "beta": ("[B, T, H, J, V]", (B, T, H, J, V)),
@@ -163,8 +166,8 @@ def _check_shapes(x: Inputs) -> None:
             )
 
 
-def _most_common(sizes: list[int]) -> int:
-    """The size most arguments have, so that the one that differs is named; of several the first, v's or beta's."""
+def _most_common(sizes: list[S]) -> S:
+    """The size most arguments have, so that the one that differs is named; of several the first."""
     return max(sizes, key=sizes.count)
 
 

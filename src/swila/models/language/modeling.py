@@ -16,11 +16,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from swila.layers import Cache, collect_auxiliary_loss, make_mixer
 from swila.layers.cache import LayerState
-from swila.layers.packing import Packed, pack, pack_by_position
+from swila.layers.packing import Packed, pack, pack_by_position, split_by_position
 from swila.layers.projection import SwiGLU
 from swila.models.language.configuration import SwiLAConfig
 from swila.models.language.cross_entropy import IGNORE, chunked_cross_entropy, linear_cross_entropy
 from swila.models.language.model_card import write_model_card
+from swila.ops.validation import INTEGER
 
 
 class SwiLABlock(GradientCheckpointingLayer):
@@ -147,8 +148,8 @@ class SwiLAModel(SwiLAPreTrainedModel):
             attention_mask: 1 for a token and 0 for padding, on either side, ``[B, T]``; with a cache also that of the
                 whole text so far, ``[B, tokens before + T]``.
             position_ids: places in the text ``[B, T]``; where they start again from 0 a new sequence begins, which sees
-                nothing of those before it. They matter for nothing else, and not where there is padding, or a cache
-                with the text before.
+                nothing of those before it. They matter for nothing else, not at padding, and not with a cache that
+                holds the text before.
             past_key_values: the :class:`swila.layers.Cache` of the tokens before these; it is updated.
             inputs_embeds: embedded tokens ``[B, T, hidden_size]``, instead of ``input_ids``.
             use_cache: whether to return a cache; by default as in the config, and not in training.
@@ -160,6 +161,9 @@ class SwiLAModel(SwiLAPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids or inputs_embeds must be given, one of the two")
+        if input_ids is not None and (input_ids.ndim != 2 or input_ids.dtype not in INTEGER):
+            got = f"{input_ids.dtype} of shape {list(input_ids.shape)}"
+            raise ValueError(f"input_ids must be int32 or int64 and [B, T], got {got}")
         _check_keywords(kwargs)
         if kwargs.get("output_attentions"):
             raise ValueError("output_attentions must be False: recurrent layers form no attention matrix")
@@ -182,7 +186,12 @@ class SwiLAModel(SwiLAPreTrainedModel):
                 f"past_key_values must be a swila.layers.Cache, got {type(past_key_values).__name__}; leave it out "
                 "to begin with an empty one"
             )
-        T, seen = x.shape[1], 0 if past_key_values is None else past_key_values.get_seq_length()
+        elif past_key_values is not None and self.training and self.gradient_checkpointing:
+            raise ValueError(
+                "past_key_values must be None in training with gradient checkpointing: blocks run a second time, when "
+                "the cache has moved on; call gradient_checkpointing_disable(), or pass the whole text"
+            )
+        T, seen = x.shape[1], 0 if past_key_values is None else past_key_values.seen_by(len(self.layers))
         packed = self._pack(x, attention_mask, None if seen else position_ids, _bounds(cu_seqlens, kwargs), seen)
         # rows without a token are the mixers' affair: they keep their state
         as_it_is = packed.rows is not None
@@ -210,8 +219,10 @@ class SwiLAModel(SwiLAPreTrainedModel):
         seen: int,
     ) -> Packed:
         packed = pack(x, attention_mask, cu_seqlens, seen)
-        if position_ids is None or packed.cu_seqlens is not None:
+        if position_ids is None or cu_seqlens is not None:
             return packed
+        if packed.kept is not None:
+            return split_by_position(packed, position_ids)
         return pack_by_position(x, position_ids)
 
     def step(self, tokens: Tensor, states: list[LayerState], alive: Tensor, compiled: bool = False) -> Tensor:
@@ -299,6 +310,10 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
             kwargs: handed on; ``shift_labels`` may be there instead of ``labels``, each at the place that predicts it.
         """
         shift_labels = kwargs.pop("shift_labels", None)  # by name it would be a label that Trainer waits for
+        if isinstance(logits_to_keep, int) and logits_to_keep < 0:
+            raise ValueError(
+                f"logits_to_keep must be 0 (all), a number of last places or a tensor, got {logits_to_keep}"
+            )
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -312,6 +327,12 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         hidden = outputs.last_hidden_state
+        for name, given in (("labels", labels), ("shift_labels", shift_labels)):
+            if given is not None and (given.shape != hidden.shape[:2] or given.dtype not in INTEGER):
+                raise ValueError(
+                    f"{name} must be int32 or int64 and [B, T] = {list(hidden.shape[:2])}, "
+                    f"got {given.dtype} of shape {list(given.shape)}"
+                )
         loss, logits = None, None
         if labels is not None and shift_labels is None:
             shift_labels = _next_tokens(labels, attention_mask, position_ids, _bounds(cu_seqlens, kwargs))
