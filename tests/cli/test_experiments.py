@@ -139,6 +139,48 @@ def test_status_tells_why_a_run_failed(swila, regression, tmp_path):
     assert "3 finished, 1 failed" in result.output
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("result.json", {}, "must have a text as status, got None"),
+        ("result.json", {"status": ["finished"]}, "must have a text as status, got ['finished']"),
+        ("result.json", {"status": "finished", "steps": "3", "best": 0.5}, "must have a number as steps, got '3'"),
+        ("result.json", {"status": "finished", "steps": 3, "best": "0.5"}, "must have a number as best, got '0.5'"),
+        ("result.json", {"status": "finished", "steps": True}, "must have a number as steps, got True"),
+        ("result.json", {"status": "finished", "seconds": 10**400}, "must have a number as seconds, got 1000"),
+        ("config.json", [], "must hold a JSON object, got list"),
+    ],
+)
+def test_an_odd_file_hides_no_run_from_status(swila, regression, tmp_path, file, content, told):
+    copy = tmp_path / "runs"
+    shutil.copytree(regression[0], copy)
+    odd = copy / "deltanet-H2-lr0.005-seed0" / file
+    odd.write_text(json.dumps(content))
+    result = swila("status", copy)
+    assert result.exit_code == 0, result.output
+    assert "3 finished, 1 broken" in result.output
+    assert f"{odd.parent.name} broken: {odd} {told}" in result.output
+    row = next(line.split() for line in result.output.splitlines() if odd.parent.name in line)
+    assert row[:3] == [odd.parent.name, "broken", *(["3"] if file == "config.json" else [])]
+    only = swila("status", copy, "--only", "broken")
+    assert odd.parent.name in only.output
+    assert "swila-H1J2" not in only.output
+
+
+def test_status_of_odd_names_and_reasons(swila, regression, tmp_path):
+    copy = tmp_path / "runs"
+    shutil.copytree(regression[0] / "deltanet-H2-lr0.005-seed0", copy / "[red]")
+    (copy / "[red]" / "result.json").write_text(json.dumps({"status": "[/bold]", "error": 1}))
+    shutil.copytree(regression[0] / "deltanet-H2-lr0.005-seed0", copy / "a")
+    (copy / "a" / "result.json").unlink()
+    (copy / "a" / "result.json").mkdir()
+    result = swila("status", copy)
+    assert result.exit_code == 0, result.output
+    assert "[red] [/bold]: 1" in result.output
+    assert f"a broken: [Errno 21] Is a directory: '{copy / 'a' / 'result.json'}'" in result.output
+    assert "1 [/bold], 1 broken" in result.output
+
+
 def test_broken_files_are_named_and_cost_no_other_run(swila, regression, tmp_path, caplog):
     copy = tmp_path / "runs"
     shutil.copytree(regression[0], copy)
@@ -155,8 +197,8 @@ def test_broken_files_are_named_and_cost_no_other_run(swila, regression, tmp_pat
         assert f"{file} must be a JSON file" in caplog.text
     listed = swila("status", copy)
     assert listed.exit_code == 0, listed.output
-    assert "3 finished, 1 failed" in listed.output
-    assert f"{names[0]} failed: {broken[0]} must be a JSON file" in listed.output
+    assert "3 finished, 1 broken" in listed.output
+    assert f"{names[0]} broken: {broken[0]} must be a JSON file" in listed.output
     (copy / "experiment.json").write_text("{")
     assert f"{copy / 'experiment.json'} must be a JSON file" in swila("plot", copy).stderr
     (copy / "experiment.json").write_text("{}")

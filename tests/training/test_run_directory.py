@@ -1,7 +1,9 @@
 """A directory belongs to one run, and says so."""
 
 import json
+import os
 import re
+import socket
 
 import pytest
 
@@ -9,6 +11,7 @@ from swila.training import RunDirectory
 from swila.training.run_directory import runs_below
 
 CONFIG = {"training": {"lr": 0.01, "betas": (0.9, 0.999)}, "model": "swila"}
+ODD_PROGRESS = ('{"step": "3"}', '{"step": null}', '{"step": 3, "steps": [4]}', '{"step": 3, "score": "high"}')
 
 
 def test_the_same_run_is_welcome_again(tmp_path):
@@ -89,7 +92,7 @@ def test_an_error_of_json_names_the_file(tmp_path, content):
     assert RunDirectory(tmp_path, CONFIG, fresh=True).config["model"] == "swila"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1}', '{"host": "here", "step": 3}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1}', '{"host": "here", "step": 3}', *ODD_PROGRESS])
 def test_progress_that_cannot_be_read_loses_no_run(tmp_path, content):
     run, progress = RunDirectory(tmp_path, CONFIG), tmp_path / "progress.json"
     progress.write_text(content)
@@ -98,10 +101,33 @@ def test_progress_that_cannot_be_read_loses_no_run(tmp_path, content):
     progress.write_text(content)
     assert RunDirectory.status(tmp_path)["status"] == "interrupted"
     run.note_start()
-    assert RunDirectory.status(tmp_path)["status"] == "running"
+    found = RunDirectory.status(tmp_path)
+    assert found["status"] == "running"
+    assert found.get("step", 0) in (0, 3)
     run.finish({"status": "finished", "best": 0.5})
     progress.write_text(content)
     assert run.result == RunDirectory.status(tmp_path) == {"status": "finished", "best": 0.5}
+
+
+@pytest.mark.parametrize("pid", [99999999999999999999, 2**31, 0, -1, -os.getpid(), True, 1.0, "1"])
+def test_only_the_number_of_a_process_can_be_running(tmp_path, pid):
+    """``os.kill`` takes -1 for all processes, which are always there, and overflows above 2**31."""
+    RunDirectory(tmp_path, CONFIG)
+    progress = {"step": 3, "steps": 9, "score": None, "host": socket.gethostname()}
+    (tmp_path / "progress.json").write_text(json.dumps(progress | {"pid": pid}))
+    assert RunDirectory.status(tmp_path)["status"] == "interrupted"
+    (tmp_path / "progress.json").write_text(json.dumps(progress | {"pid": os.getpid()}))
+    assert RunDirectory.status(tmp_path)["status"] == "running"
+
+
+@pytest.mark.parametrize("content", [{}, {"status": 3}, {"status": "finished", "best": "0.5"}])
+def test_a_result_that_cannot_be_used_is_an_error(tmp_path, content):
+    run = RunDirectory(tmp_path, CONFIG)
+    run.finish(content)
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'result.json'} must have a ")):
+        _ = run.result
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'result.json'} must have a ")):
+        RunDirectory.status(tmp_path)
 
 
 def test_a_failure_that_cannot_be_read_is_a_failure(tmp_path):

@@ -18,6 +18,7 @@ COLOURS = {
     "waiting": "yellow",
     "diverged": "red",
     "failed": "red",
+    "broken": "red",
 }
 
 
@@ -30,6 +31,7 @@ def status(
 ) -> None:
     """Show which runs are finished, running, waiting, or failed, and why.
 
+    A run with a result.json or config.json that cannot be used is broken.
     Reads the run directories alone: it may be called while the runs are under way, from another terminal.
     """
     from collections import Counter
@@ -53,14 +55,15 @@ def status(
             continue
         state = found["status"]
         colour = COLOURS.get(state, "white")
-        table.add_row(name, f"[{colour}]{state}[/]", *_cells(found))
+        table.add_row(escape(name), f"[{colour}]{escape(state)}[/]", *_cells(found))
         if "error" in found:
-            reasons.append(f"[red]{name}[/] failed: {escape(found['error'].splitlines()[0])}")
+            reason = str(found["error"]).partition("\n")[0]
+            reasons.append(f"[red]{escape(name)}[/] {escape(state)}: {escape(reason)}")
     console.print(table)
     for reason in reasons:
         console.print(reason, soft_wrap=True, highlight=False)
     counts = Counter(found["status"] for _, found in states)
-    console.print(", ".join(f"{count} {state}" for state, count in counts.most_common()))
+    console.print(", ".join(f"{count} {state}" for state, count in counts.most_common()), markup=False)
 
 
 def _found(root: Path) -> list[Path]:
@@ -73,13 +76,20 @@ def _found(root: Path) -> list[Path]:
 
 
 def _status(path: Path) -> dict[str, Any]:
-    """How a run stands. An unreadable result is reported as failed, so that the other runs are still listed."""
-    from swila.training import RunDirectory
+    """How a run stands; an unusable file is reported as its status, so that the other runs are still listed."""
+    from contextlib import suppress
 
+    from swila.training import RunDirectory
+    from swila.training.run_directory import read_json
+
+    found: dict[str, Any] = {}
     try:
-        return RunDirectory.status(path)
-    except ValueError as error:
-        return {"status": "failed", "error": str(error)}
+        found = RunDirectory.status(path)
+        with suppress(FileNotFoundError):  # the run may be thrown away meanwhile
+            read_json(path / "config.json")
+    except (ValueError, OSError) as error:
+        return {**found, "status": "broken", "error": str(error)}
+    return found
 
 
 def _cells(found: dict[str, Any]) -> tuple[str, str, str]:

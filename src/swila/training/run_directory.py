@@ -75,7 +75,7 @@ class RunDirectory:
     @property
     def result(self) -> dict[str, Any] | None:
         """What came out, or None if the run is not over."""
-        return _read(self.path / "result.json")
+        return _read_result(self.path / "result.json")
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class RunDirectory:
         """Note that a process is at work here, and forget why an earlier one failed."""
         (self.path / "error.json").unlink(missing_ok=True)
         self._noted = time.monotonic()
-        before = _read_or_none(self.path / "progress.json") or {"step": 0}
+        before = _read_progress(self.path / "progress.json") or {"step": 0}
         write_json(self.path / "progress.json", before | {"pid": os.getpid(), "host": socket.gethostname()})
 
     def note_progress(self, progress: Any, now: bool = False) -> None:
@@ -111,13 +111,13 @@ class RunDirectory:
         """How a run stands, from its files: ``status`` and what is known beside it.
 
         The status is that of the result, or ``"failed"``, ``"running"``, ``"interrupted"`` or ``"waiting"``. A
-        ``progress.json`` that cannot be read counts as none; a ``result.json`` that cannot be read is a ValueError.
+        ``progress.json`` that cannot be used counts as none; a ``result.json`` that cannot be used is a ValueError.
         """
-        error, progress = _read_error(path / "error.json"), _read_or_none(path / "progress.json") or {}
+        error, progress = _read_error(path / "error.json"), _read_progress(path / "progress.json") or {}
         state = "interrupted" if progress or (path / "checkpoint.pt").exists() else "waiting"
         if progress and _alive(progress):
             state = "running"
-        if (result := _read(path / "result.json")) is not None:  # the last to be read: a run may end meanwhile
+        if (result := _read_result(path / "result.json")) is not None:  # the last to be read: a run may end meanwhile
             return result
         if error is not None:
             return {**progress, "status": "failed", "error": error}
@@ -178,19 +178,48 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _read_or_none(path: Path) -> dict[str, Any] | None:
-    """A file that a run can do without, or None if it is not there or cannot be read."""
+def _read_result(path: Path) -> dict[str, Any] | None:
+    """What came out of a run, or None if it is not over; a ValueError that names the file if it cannot be used."""
+    result = _read(path)
+    if result is not None:
+        if not isinstance(result.get("status"), str):
+            raise ValueError(f"{path} must have a text as status, got {result.get('status')!r}")
+        _check_numbers(path, result)
+    return result
+
+
+def _read_progress(path: Path) -> dict[str, Any] | None:
+    """How far a run has come, or None if the file is not there or cannot be used: a run can do without it."""
     try:
-        return _read(path)
-    except ValueError:
+        progress = _read(path)
+        if progress is not None:
+            _check_numbers(path, progress)
+    except (ValueError, OSError):
         return None
+    return progress
+
+
+def _check_numbers(path: Path, content: dict[str, Any]) -> None:
+    for key in ("step", "steps", "best", "score", "seconds"):
+        value = content.get(key, 0)
+        if not _is_number(value) and not (value is None and key in ("best", "score")):  # None before an evaluation
+            raise ValueError(f"{path} must have a number as {key}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a number that can be compared and shown; JSON has integers of any size."""
+    return isinstance(value, float) or (_is_whole(value) and abs(value) < 2**63)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _read_error(path: Path) -> str | None:
     """Why a run failed, or None if it did not."""
     try:
         found = _read(path)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return str(error)
     return None if found is None else str(found.get("error"))
 
@@ -209,7 +238,9 @@ def runs_below(directory: Path) -> list[Path]:
 def _alive(progress: dict[str, Any]) -> bool:
     """Whether the process that noted this is still there; on another machine one cannot know."""
     pid = progress.get("pid")
-    if not isinstance(pid, int) or progress.get("host") != socket.gethostname():
+    if not _is_whole(pid) or not 0 < pid < 2**31:  # 0 and below are groups of processes, always there
+        return False
+    if progress.get("host") != socket.gethostname():
         return False
     if os.name != "posix":  # on Windows os.kill(pid, 0) ends the process
         return False
