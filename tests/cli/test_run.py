@@ -158,6 +158,18 @@ def test_lost_checkpoints_are_no_obstacle(run, tmp_path):
     assert run(*arguments).exit_code == 0
 
 
+@pytest.mark.parametrize("line", ["[1]", "null", "{}"])
+def test_an_odd_line_of_metrics_is_no_obstacle(run, tmp_path, line):
+    arguments = "--out", tmp_path / "runs", "--model", "deltanet", "--seeds", 1, "--steps", 2, "--jobs", 1
+    assert run(*arguments).exit_code == 0
+    before = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
+    with (tmp_path / "runs" / "deltanet-d16-l1-lr0.007-seed0" / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    again = run(*arguments)
+    assert again.exit_code == 0, again.output
+    assert json.loads((tmp_path / "runs" / "results.json").read_text())["runs"] == before
+
+
 def test_without_matplotlib_and_tensorboard(run, tmp_path, monkeypatch):
     found = importlib.util.find_spec
     absent = {"matplotlib", "tensorboard"}

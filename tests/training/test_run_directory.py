@@ -138,6 +138,15 @@ def test_a_failure_that_cannot_be_read_is_a_failure(tmp_path):
     assert f"{tmp_path / 'error.json'} must be a JSON file" in found["error"]
 
 
+@pytest.mark.parametrize("line", ['{"step": 3, "tr', "[1]", "null", "3", '"step"', "{}", '{"step": "3"}', ""])
+def test_lines_that_are_no_metrics_are_passed_over(tmp_path, line):
+    run = RunDirectory(tmp_path, CONFIG)
+    assert run.metrics() == []
+    for last in ("", '{"step": 4}\n'):
+        run.metrics_path.write_text(f'{{"step": 2}}\n{line}\n{last}')
+        assert [found["step"] for found in run.metrics()] == ([2, 4] if last else [2])
+
+
 def test_a_checkpoint_that_cannot_be_read_says_whether_the_run_is_lost(tmp_path):
     run = RunDirectory(tmp_path, CONFIG)
     (tmp_path / "checkpoint.pt").write_bytes(b"half a checkpoint")

@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +148,15 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics so far; a line cut off by a crash is left out."""
+        """The metrics so far; what is no JSON object with a step is left out, a line cut off by a crash for example."""
         if not self.metrics_path.exists():
             return []
         lines = []
-        for line in self.metrics_path.read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+        for text in self.metrics_path.read_text().splitlines():
+            with suppress(json.JSONDecodeError):
+                line = json.loads(text)
+                if isinstance(line, dict) and _is_number(line.get("step")):
+                    lines.append(line)
         return lines
 
 
