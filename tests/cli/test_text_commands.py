@@ -209,6 +209,38 @@ def test_a_model_that_was_cut_off(run, saved, tmp_path, command, file, kept):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("content", ["[]", "null", '"swila"'])
+def test_a_configuration_that_is_none(run, saved, tmp_path, content):
+    config = shutil.copytree(saved[0], tmp_path / "model") / "config.json"
+    config.write_text(content)
+    result = run("generate", config.parent, "a")
+    assert result.exit_code == 2, result.output
+    assert f"swila: model must be whole, but {config} is cut off or damaged; copy it anew (" in result.stderr
+    assert "(must hold a JSON object, got " in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", b"garbage"),
+        ("tokenizer.json", b"\xff"),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b"[]"),
+        ("tokenizer_config.json", b"garbage"),
+        ("tokenizer_config.json", b"[]"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read(run, saved, tmp_path, file, content):
+    broken = shutil.copytree(saved[0], tmp_path / "model") / file
+    broken.write_bytes(content)
+    for arguments in ([broken.parent], [saved[0], "--tokenizer", broken.parent]):
+        result = run("generate", *arguments, "a")
+        assert result.exit_code == 2, result.output
+        assert f"swila: tokenizer must be whole, but {broken} cannot be read; copy it anew (" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_an_adapter_is_no_model(run, saved, tmp_path, command):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(saved[0])}))

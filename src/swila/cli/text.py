@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,9 @@ Compile = Annotated[bool, typer.Option("--compile", help="Compile the step first
 Stop = Annotated[list[int] | None, typer.Option(help="Token id that ends a text; repeat for several.")]
 State = Annotated[Path | None, typer.Option(help="Saved state to go on from.")]
 
+Readers = dict[str, Callable[[Path], Any]]
+"""What reads the files of a pattern, by the pattern; raises if one cannot be read."""
+
 
 def load_model(
     model: str, tokenizer: str | None, device: str | None, dtype: str | None, state: Path | None
@@ -39,7 +43,6 @@ def load_model(
         raise ValueError(f"model must be a directory that save_pretrained wrote, or a name on the hub, got {model!r}")
     _refuse_adapter(folder)
     import torch
-    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     from swila.generation.state import saved_dtype
@@ -50,12 +53,7 @@ def load_model(
     kind = parse_dtype(dtype or of_state or ("bfloat16" if where.startswith("cuda") else "float32"))
     logging.set_verbosity_error()
     network = _load_network(model, kind).to(where).eval()
-    try:
-        return network, AutoTokenizer.from_pretrained(tokenizer or model)
-    except (ValueError, OSError):
-        raise ValueError(
-            f"no tokenizer was found in {tokenizer or model!r}; name its directory with --tokenizer"
-        ) from None
+    return network, _load_tokenizer(tokenizer or model)
 
 
 def _load_network(model: str, dtype: torch.dtype) -> Any:
@@ -64,34 +62,60 @@ def _load_network(model: str, dtype: torch.dtype) -> Any:
     try:
         return SwiLAForCausalLM.from_pretrained(model, dtype=dtype)
     except Exception as error:  # transformers passes on whatever safetensors, torch and json raise, without the file
-        if (found := _unreadable(Path(model))) is None:
+        if (found := _unreadable(Path(model), _model_files())) is None:
             raise
         file, reason = found
         raise ValueError(f"model must be whole, but {file} is cut off or damaged; copy it anew ({reason})") from error
 
 
-def _unreadable(folder: Path) -> tuple[Path, str] | None:
-    """The first file of a model that cannot be read, and why."""
-    import json
+def _load_tokenizer(place: str) -> Any:
+    from transformers import AutoTokenizer
 
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except Exception as error:  # transformers passes on whatever json and its own lookups raise
+        if (found := _unreadable(Path(place), _tokenizer_files())) is not None:
+            file, reason = found
+            raise ValueError(f"tokenizer must be whole, but {file} cannot be read; copy it anew ({reason})") from error
+        if not isinstance(error, ValueError | OSError):
+            raise
+        raise ValueError(f"no tokenizer was found in {place!r}; name its directory with --tokenizer") from None
+
+
+def _model_files() -> Readers:
     import torch
     from safetensors import safe_open
+
+    from swila.training.run_directory import read_json
 
     def open_weights(file: Path) -> None:
         with safe_open(file, "pt"):
             pass
 
-    for pattern, read in (
-        ("config.json", lambda file: json.loads(file.read_text(encoding="utf-8"))),
-        ("*.index.json", lambda file: json.loads(file.read_text(encoding="utf-8"))),
-        ("*.safetensors", open_weights),
-        ("*.bin", lambda file: torch.load(file, map_location="meta", weights_only=True)),
-    ):
+    return {
+        "config.json": read_json,
+        "*.index.json": read_json,
+        "*.safetensors": open_weights,
+        "*.bin": lambda file: torch.load(file, map_location="meta", weights_only=True),
+    }
+
+
+def _tokenizer_files() -> Readers:
+    from tokenizers import Tokenizer
+
+    from swila.training.run_directory import read_json
+
+    return {"tokenizer.json": lambda file: Tokenizer.from_file(str(file)), "tokenizer_config.json": read_json}
+
+
+def _unreadable(folder: Path, readers: Readers) -> tuple[Path, str] | None:
+    """The first file that cannot be read, and why."""
+    for pattern, read in readers.items():
         for file in sorted(folder.glob(pattern)):
             try:
                 read(file)
             except Exception as error:
-                return file, str(error).partition("\n")[0].partition(". ")[0]
+                return file, str(error).removeprefix(f"{file} ").partition("\n")[0].partition(". ")[0]
     return None
 
 
