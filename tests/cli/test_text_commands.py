@@ -250,9 +250,28 @@ def test_an_adapter_is_no_model(run, saved, tmp_path, command):
     assert f"model must be a whole model, got a PEFT adapter in '{tmp_path}'" in result.stderr
     assert f"base = SwiLAForCausalLM.from_pretrained('{saved[0]}')" in result.stderr
     assert "merge_and_unload().save_pretrained(DIRECTORY)" in result.stderr
+    assert f"PeftModel.from_pretrained(base, '{tmp_path}')" in result.stderr
+    assert "; merge it into its base model first: " in result.stderr
     assert result.stderr.count("\n") == 1
-    shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)  # a merged model may be saved beside its adapter
-    assert run("generate", tmp_path, "a", "-n", 1).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_adapter_beside_a_model(run, saved, tmp_path, command):
+    """Whether transformers takes the adapter depends on whether peft is installed."""
+    both = shutil.copytree(saved[0], tmp_path / "model")
+    (both / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(both)}))
+    (both / "adapter_model.safetensors").write_bytes(b"weights")
+    result = run(command, both, *(["a"] if command == "generate" else []))
+    assert result.exit_code == 2, result.output
+    assert f"model must be a whole model, got a PEFT adapter in '{both}'; move it away from the model" in result.stderr
+    assert " merge it into its base model first: " in result.stderr
+    assert f"base = SwiLAForCausalLM.from_pretrained('{both}')" in result.stderr
+    assert "PeftModel.from_pretrained(base, 'ADAPTER')" in result.stderr
+    assert result.stderr.count("\n") == 1
+    (tmp_path / "ADAPTER").mkdir()
+    for file in both.glob("adapter_*"):
+        file.rename(tmp_path / "ADAPTER" / file.name)
+    assert run("generate", both, "a", "-n", 1).exit_code == 0
 
 
 def test_text_that_is_none(run, saved, tmp_path):

@@ -120,17 +120,24 @@ def _unreadable(folder: Path, readers: Readers) -> tuple[Path, str] | None:
 
 
 def _refuse_adapter(folder: Path) -> None:
-    """Raise ValueError with what to do if a directory holds a PEFT adapter without the model it belongs to."""
+    """Raise ValueError with what to do if a directory holds a PEFT adapter, alone or beside a model.
+
+    Of an adapter beside a model, transformers takes both where peft is installed, and without a word the model alone
+    where it is not. The adapter is moved first because a model loaded from beside it with peft cannot be merged.
+    """
     from swila.training.run_directory import read_json
 
     config = folder / "adapter_config.json"
-    if not config.exists() or any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+    if not config.exists():
         return
-    base = read_json(config).get("base_model_name_or_path") or "BASE"
+    base, adapter, move = read_json(config).get("base_model_name_or_path") or "BASE", str(folder), ""
+    if any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        adapter = "ADAPTER"
+        move = f"move it away from the model beside it (adapter_* to a directory {adapter}) and, to use it, "
     raise ValueError(
-        f"model must be a whole model, got a PEFT adapter in {str(folder)!r}; merge it into its base model first: "
-        f"base = SwiLAForCausalLM.from_pretrained({base!r}); "
-        f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload().save_pretrained(DIRECTORY)"
+        f"model must be a whole model, got a PEFT adapter in {str(folder)!r}; "
+        f"{move}merge it into its base model first: base = SwiLAForCausalLM.from_pretrained({base!r}); "
+        f"PeftModel.from_pretrained(base, {adapter!r}).merge_and_unload().save_pretrained(DIRECTORY)"
     )
 
 
