@@ -107,6 +107,21 @@ def test_a_model_is_loaded_in_the_dtype_of_its_state(run, saved, tmp_path):
     assert "was made in bfloat16, and the model is in float32" in " ".join(other.output.split())
 
 
+def test_a_state_of_another_model(run, saved, tmp_path):
+    """The advice can be followed on the command line."""
+    other = tiny("temporal-swila", seed=1, vocab_size=saved[1].config.vocab_size)
+    prefill(other, [3, 4, 5]).save(tmp_path / "state", other)
+    for result in (
+        run("generate", saved[0], "a", "--state", tmp_path / "state"),
+        run("chat", saved[0], "--state", tmp_path / "state"),
+    ):
+        assert result.exit_code == 2, result.output
+        assert f"swila: {tmp_path / 'state'} was made with other weights than the model's" in result.stderr
+        assert "; take the model it was made with, or read the text again\n" in result.stderr
+        assert "check=" not in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
 def test_chat(run, saved, tmp_path):
     lines = ["hello", "", "/save " + str(tmp_path / "s"), "more", "/load " + str(tmp_path / "s"), "more", "/nonsense"]
     lines += ["/reset", "/save x", "/save", "/load nowhere", "/quit"]

@@ -141,14 +141,10 @@ class GenerationState:
         state = _unflatten(tensors, json.loads(metadata["layers"]), json.loads(metadata["tokens"]), metadata["weights"])
         state.check_architecture(model, str(path))
         mine, its = metadata["dtype"], str(model.dtype).removeprefix("torch.")
-        fingerprint = weights_fingerprint(model)
         if check and mine != its:
             raise ValueError(f"{path} was made in {mine}, and the model is in {its}: load that in {mine}")
-        if check and state.weights != fingerprint:
-            raise ValueError(
-                f"{path} was made with other weights than the model's, which would read it as noise; load the model it "
-                "was made with, or pass check=False"
-            )
+        if check:
+            state.check_fits(model, str(path))
         for name, t in tensors.items():
             dtype = t.dtype
             if mine != its and "recurrent_state" in name:  # of the recurrence's own precision
@@ -156,7 +152,7 @@ class GenerationState:
             elif mine != its and t.dtype == state.hidden.dtype:
                 dtype = model.dtype
             tensors[name] = t.to(model.device, dtype)
-        state = _unflatten(tensors, state.layers, state.tokens, fingerprint)
+        state = _unflatten(tensors, state.layers, state.tokens, weights_fingerprint(model))
         for i, layer in enumerate(model.model.layers):
             state.cache.claim(layer.mixer, i)
         return state
