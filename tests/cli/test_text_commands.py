@@ -168,6 +168,22 @@ def test_the_last_token_of_a_loaded_chat_is_not_known(run, saved, tmp_path, monk
     assert known == [(True, None), (False, answer), (False, None)]
 
 
+@pytest.mark.parametrize("seed", [2**64, -1])
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_seeds_there_are_not(run, saved, command, seed):
+    result = run(command, saved[0], *(["a"] if command == "generate" else []), "--temperature", 1, "--seed", seed)
+    assert result.exit_code == 2
+    assert result.stderr == f"swila: seed must be an integer from 0 to 2**64 - 1, got {seed}\n"
+    assert result.stdout == ""
+
+
+def test_the_last_seed_serves_every_turn(run, saved):
+    arguments = saved[0], "--temperature", 1, "-n", 4, "--seed", 2**64 - 1
+    result = run("chat", *arguments, typed="hello\nmore\n/quit\n")
+    assert result.exit_code == 0, result.output
+    assert "seed" not in result.output
+
+
 def test_chat_with_a_template(run, saved, tmp_path):
     directory, _, tokenizer = saved
     turn = "{% if m.role == 'user' %}u: {{ m.content }}{% else %}b: {{ m.content }}</s>.{% endif %}"

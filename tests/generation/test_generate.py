@@ -110,6 +110,7 @@ def test_seeds(model):
     first = generate(model, prompts(), seed=3, **drawn).tokens
     assert generate(model, prompts(), seed=3, **drawn).tokens == first
     assert generate(model, prompts(), seed=4, **drawn).tokens != first
+    assert generate(model, prompts(), seed=2**64 - 1, **drawn).tokens != first
     torch.manual_seed(5)
     unseeded = generate(model, prompts(), **drawn).tokens
     assert generate(model, prompts(), **drawn).tokens != unseeded
@@ -354,7 +355,12 @@ def test_room_is_at_most_an_eighth_too_large():
         ({"prompts": [[1]], "max_new_tokens": -1}, "max_new_tokens must be 0 or more, got -1"),
         ({"prompts": [[1]], "max_new_tokens": 2.5}, "max_new_tokens must be an integer of at least 0, got 2.5"),
         ({"prompts": [[1]], "max_new_tokens": "3"}, "max_new_tokens must be an integer of at least 0, got '3'"),
-        ({"prompts": [[1]], "seed": 0.5}, "seed must be an integer of at least 0, got 0.5"),
+        ({"prompts": [[1]], "max_new_tokens": True}, "max_new_tokens must be an integer of at least 0, got True"),
+        ({"prompts": [[1]], "seed": 0.5}, r"seed must be an integer from 0 to 2\*\*64 - 1, got 0.5"),
+        ({"prompts": [[1]], "seed": 3.0}, r"seed must be an integer from 0 to 2\*\*64 - 1, got 3.0"),
+        ({"prompts": [[1]], "seed": True}, r"seed must be an integer from 0 to 2\*\*64 - 1, got True"),
+        ({"prompts": [[1]], "seed": -1}, r"seed must be an integer from 0 to 2\*\*64 - 1, got -1"),
+        ({"prompts": [[1]], "seed": 2**64}, r"seed must be an integer from 0 to 2\*\*64 - 1, got 18446744073709551616"),
         ({"prompts": [[1]], "top_k": 2.5}, "top_k must be at least 1, or None for all tokens, got 2.5"),
         ({"prompts": [[1]], "temperature": "hot"}, r"temperature must be 0 .* got 'hot'"),
         ({"prompts": [[1]], "temperature": float("inf")}, r"temperature must be 0 .* got inf"),

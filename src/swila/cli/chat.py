@@ -49,8 +49,11 @@ def chat(
     from swila.generation import GenerationState
     from swila.generation import generate as run
     from swila.generation.api import stop_tokens
+    from swila.generation.guard import SEEDS, as_seed
 
     with one_line_errors():
+        if seed is not None:
+            as_seed(seed)
         network, words = load_model(model, tokenizer, device, dtype, state)
         now = None if state is None else GenerationState.load(state, network)
     ends = stop or [token for token in {*stop_tokens(network), words.eos_token_id} if token is not None]
@@ -90,7 +93,7 @@ def chat(
                     temperature=temperature,
                     top_k=top_k,
                     top_p=top_p,
-                    seed=None if seed is None else seed + turn,
+                    seed=None if seed is None else (seed + turn) % SEEDS,
                     stop=ends,
                     state=now,
                     return_state=True,

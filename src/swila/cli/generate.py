@@ -66,7 +66,10 @@ def generate(
         text = None if file is None else read_text(file)
         from swila.generation import GenerationState, prefill
         from swila.generation import generate as run
+        from swila.generation.guard import as_seed
 
+        if seed is not None:
+            as_seed(seed)  # better now than after loading
         network, words = load_model(model, tokenizer, device, dtype, state)
         before = None if state is None else GenerationState.load(state, network)
         with _reading() as progress:

@@ -24,7 +24,7 @@ NewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens t
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
 TopK = Annotated[int | None, typer.Option(help="Draw among the k likeliest.")]
 TopP = Annotated[float, typer.Option(help="Draw among the likeliest that together have this probability.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the draws.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the draws, from 0 to 2**64 - 1.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the step first: slow to start, then faster.")]
 Stop = Annotated[list[int] | None, typer.Option(help="Token id that ends a text; repeat for several.")]
 State = Annotated[Path | None, typer.Option(help="Saved state to go on from.")]

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, Layout, rounded_up
-from swila.generation.guard import as_count, check_model, check_state, evaluating
+from swila.generation.guard import as_count, as_seed, check_model, check_state, evaluating
 from swila.generation.prompts import Prompts, as_tokens, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
@@ -68,7 +68,8 @@ def generate(
         temperature: 0 for the likeliest token; else to draw with.
         top_k: draw among the k likeliest.
         top_p: draw among the likeliest that together have this probability.
-        seed: of the draws, which also depend on how many rows there are; None takes one from torch's own generator.
+        seed: of the draws, from 0 to 2**64 - 1; they also depend on how many rows there are. None takes one from
+            torch's own generator.
         stop: token ids that end a text; by default the model's ``eos_token_id``, ``()`` for none.
         state: to go on from: what :func:`swila.prefill` or an earlier call of this model returned, or was read from a
             file; a state of other weights is refused. It is left as it is; one of a single row serves many prompts.
@@ -82,7 +83,7 @@ def generate(
     check_state(state)
     sampling = Sampling(temperature, top_k, top_p)
     max_new_tokens = as_count("max_new_tokens", max_new_tokens, 0)
-    seed = None if seed is None else as_count("seed", seed, 0)
+    seed = None if seed is None else as_seed(seed)
     put = streamer if streamer is None or not hasattr(streamer, "put") else streamer.put
     if put is not None and not callable(put):
         raise ValueError(f"streamer must have put and end, as transformers' have, or be a function, got {streamer!r}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+SEEDS = 2**64  # so many there are, from 0
 _GPU = threading.RLock()  # a graph cannot be captured while another thread is at work on the device
 
 
@@ -51,10 +52,25 @@ def check_state(state: Any) -> None:
 
 def as_count(name: str, value: Any, least: int) -> int:
     """Return an argument as an integer; ValueError if it is none, or below ``least``."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}") from None
+    if (count := _as_integer(value)) is None:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     if count < least:
         raise ValueError(f"{name} must be {'0 or more' if least == 0 else f'at least {least}'}, got {count}")
     return count
+
+
+def as_seed(value: Any) -> int:
+    """Return a seed as an integer; ValueError if it is none that torch's generators take."""
+    seed = _as_integer(value)
+    if seed is None or not 0 <= seed < SEEDS:
+        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {value!r}")
+    return seed
+
+
+def _as_integer(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
