@@ -10,7 +10,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -212,7 +212,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (_is_whole(value) and abs(value) < 2**63)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
