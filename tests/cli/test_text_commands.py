@@ -1,6 +1,7 @@
 """``swila models``, ``generate`` and ``chat``, as a user runs them."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -365,7 +366,7 @@ def test_bench_generate(run, tmp_path):
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "g.json").read_text())
     assert [row["model"] for row in record["timings"]] == ["gdn-tiny", "temporal-swila-tiny"]
-    assert all(row["token_ms"]["swila"] > 0 for row in record["timings"])
+    assert all(math.isfinite(row["token_ms"]["swila"]) for row in record["timings"])
     assert record["long"]["same"]
     assert record["environment"]["torch"]
 
