@@ -1,5 +1,8 @@
 """Flash-linear-attention's kernels are compared with the specification before they are timed."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -88,6 +91,18 @@ def test_what_crashes_is_not_timed(contest):
     timing = contest(rival("crash"))
     assert timing.refused == "crashed: RuntimeError: not on this GPU"
     assert (timing.errors, timing.forward_ms) == ({}, None)
+
+
+@pytest.mark.parametrize(("name", "decay"), [("GDN", ()), ("DeltaNet", None), ("KDA", (16,))])
+def test_states_have_as_many_numbers_as_ours(monkeypatch, name, decay):
+    """Heads of 16 have a state of 256 numbers, as four mixtures of 8 by 8."""
+    operations = {"delta_rule": "chunk_delta_rule", "gated_delta_rule": "chunk_gated_delta_rule", "kda": "chunk_kda"}
+    for module, operation in operations.items():
+        monkeypatch.setitem(sys.modules, f"fla.ops.{module}", SimpleNamespace(**{operation: None}))
+    _, call = rivals.rival_inputs(name, Shape(B=1, T=3, H=2, K=8, V=8, J=4), "cpu")
+    assert all(call[key].shape == (1, 3, 2, 16) for key in "qkv")
+    assert call["beta"].shape == (1, 3, 2)
+    assert (call["g"].shape[3:] if "g" in call else None) == decay
 
 
 def test_nan_is_wrong():

@@ -193,6 +193,15 @@ def test_gradient_checkpointing(name):
         model.gradient_checkpointing_enable({"use_reentrant": True})
 
 
+def test_a_cache_is_returned_by_default_outside_of_training():
+    model = tiny("swila", num_hidden_layers=1)
+    assert model.eval()(tokens(1, 5)).past_key_values is not None
+    assert model.train()(tokens(1, 5)).past_key_values is None
+    assert model(tokens(1, 5), use_cache=True).past_key_values is not None
+    model.config.use_cache = False
+    assert model.eval()(tokens(1, 5)).past_key_values is None
+
+
 def test_gradient_checkpointing_has_no_cache():
     """Blocks that run again would update it twice."""
     model = tiny("swila").train()

@@ -41,6 +41,19 @@ def test_one_step(fused):
     assert_close(model.eval()(ids, labels=labels).loss, total / count)
 
 
+@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+def test_hooks_of_the_head_are_called(kind):
+    """Logits that a hook makes twice as large are so in the fused loss, too."""
+    model, ids = balanced(), tokens(2, 12)
+    plain = model(ids, labels=ids).loss
+    register = getattr(model.lm_head, f"register_{kind}_hook")
+    register(lambda module, given, *output: 2 * output[0] if output else (2 * given[0],))
+    fused = model(ids, labels=ids).loss
+    assert not torch.allclose(fused, plain)
+    model.config.fuse_cross_entropy = False
+    assert_close(fused, model(ids, labels=ids).loss)
+
+
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_steps_that_accumulate_add_up_to_one(as_tensor):
     """Each has its share of the labels; so the load-balancing losses add up to their mean, weighted by labels."""

@@ -70,6 +70,20 @@ def test_strided_inputs(backend, device):
     assert_right(call, backend)
 
 
+@pytest.mark.parametrize("which", ["output", "W", "key_usage", "key_entropy", "query_usage", "query_entropy"])
+def test_gradient_of_one_result(backend, device, which):
+    """Most losses depend on one of the results alone."""
+    call = fitting_call(backend, device, VARIANTS["temporal"], Shape(B=1, T=5, H=1))
+    leaves = [call["k"], call["key_logits"], call["query_logits"]]
+    found = []
+    for name in (backend, "reference"):
+        results = switching_delta_rule(**call, return_state=True, routing_stats=True, backend=name)
+        named = {"output": results.output, "W": results.state.W, **results.stats._asdict()}
+        found.append(torch.autograd.grad(named[which].square().sum(), leaves, materialize_grads=True))
+    for ours, theirs in zip(*found, strict=True):
+        assert_near(ours, theirs)
+
+
 @pytest.mark.parametrize("name", ["temporal", "gated", "gated-value"])
 def test_strided_states_and_their_gradients(backend, device, name):
     """A cache may keep its states in any layout, and a loss may send back gradients in any."""

@@ -13,7 +13,7 @@ from swila import register_backend, switching_delta_rule
 from swila.ops import backends
 from swila.ops.backends import choose_backend, get_backend
 from swila.ops.call import Inputs, Options, Problem
-from swila.testing import make_call
+from swila.testing import Shape, Variant, make_call
 
 
 @pytest.fixture
@@ -48,6 +48,23 @@ def test_new_backend_goes_first_and_serves_calls(registry):
     torch.testing.assert_close(out, switching_delta_rule(**call, backend="blocked").output)
     assert calls == [call["q"].shape]
     torch.autograd.grad(out.sum(), call["q"])
+
+
+def test_a_backend_is_asked_about_the_call_as_it_is(registry):
+    asked = []
+    register_backend(replace(get_backend("blocked"), name="mine", refuses=asked.append))
+    shape = Shape(H=2, K=5, V=4, J=3)
+    call = make_call(Variant("value", "post", key_temporal=True, normalize=False), shape, lengths=[3, 2])
+    switching_delta_rule(**call, backend="mine")
+    assert asked[0] == Problem(
+        "cpu", torch.float32, B=1, T=5, H=2, K=5, V=4, J=3, decay="value", decay_order="post", key_temporal=True,
+        query_temporal=False, normalize=False, packed=True, routing_stats=False, needs_grad=True,
+    )  # fmt: skip
+    call = make_call(Variant(query_temporal=True), shape, requires_grad=False)
+    switching_delta_rule(**call, routing_stats=True, backend="mine")
+    found = asked[-1]
+    assert (found.decay, found.key_temporal, found.query_temporal, found.packed) == (None, False, True, False)
+    assert (found.routing_stats, found.needs_grad) == (True, False)
 
 
 def test_named_backend_never_falls_back(registry, problem):

@@ -151,3 +151,8 @@ def test_opcheck(name, variant):
         torch.ops.swila.switching_delta_rule.default,
         (*x, *Options(return_state=True, routing_stats=True), True, name, ""),
     )
+
+
+def test_the_step_in_place_names_what_it_writes_to():
+    arguments = torch.ops.swila.switching_delta_rule_step_.default._schema.arguments
+    assert [each.name for each in arguments if each.alias_info and each.alias_info.is_write] == ["W", "r", "rho"]

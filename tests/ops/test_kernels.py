@@ -63,6 +63,20 @@ def test_mixtures(kernels, device, J):
     )
 
 
+def test_likelihoods_far_apart(kernels, device):
+    """Whichever mixture is by far the likeliest, its share is one."""
+    call = make_call(VARIANTS["plain"], Shape(B=1, T=18, H=1, K=16, V=16, J=3), dtype=BF16, device=device)
+    call |= {"k": torch.full_like(call["k"], 0.25), "v": torch.full_like(call["v"], 160.0)}
+    for j in range(3):
+        state = torch.zeros_like(call["initial_state"].W)
+        state[:, :, j] = 40.0  # predicts 160
+        call["initial_state"] = SwitchingState(state)
+        found = switching_delta_rule(**call, routing_stats=True, backend=kernels)
+        assert found.output.isfinite().all()
+        usage = found.stats.key_usage[:, j]
+        torch.testing.assert_close(usage, torch.ones_like(usage))
+
+
 @pytest.mark.parametrize("name", ["temporal", "unnormalized"])
 def test_gates_of_many_mixtures(kernels, device, name):
     """Beyond four mixtures bf16 has a forward of its own."""
@@ -100,9 +114,10 @@ def test_sizes(kernels, device, name, K, V):
 def test_packed(kernels, device, name):
     """Lengths around a chunk of 16 tokens, and of 512, after which states are kept."""
     lengths = [3, 1, 16, 17, 33] + [513] * (name == "gated" or device != "cpu")
-    assert_right(
-        make_call(VARIANTS[name], Shape(H=1, K=16, V=16, J=2), lengths=lengths, dtype=F32, device=device), kernels
-    )
+    call = make_call(VARIANTS[name], Shape(H=1, K=16, V=16, J=2), lengths=lengths, dtype=F32, device=device)
+    if name == "temporal":
+        call["cu_seqlens"] = call["cu_seqlens"].int()
+    assert_right(call, kernels)
 
 
 @pytest.mark.parametrize("name", ["plain", "gated-value"])
@@ -111,16 +126,30 @@ def test_across_kept_states(kernels, device, name):
     assert_right(make_call(VARIANTS[name], Shape(B=2, T=530, H=1, K=16, V=16, J=2), dtype=F32, device=device), kernels)
 
 
+@pytest.mark.parametrize("J", [2, 5])
+def test_states_kept_by_the_forwards_of_bf16(kernels, device, J, monkeypatch):
+    """Without a decay bf16 has forwards of its own; emulated, segments are shorter."""
+    if device == "cpu":
+        for module in ("backend", "specialization"):
+            monkeypatch.setattr(f"swila.ops.cuda.{module}.SEGMENT", 32)
+    T = 70 if device == "cpu" else 1030
+    assert_right(
+        make_call(VARIANTS["plain"], Shape(B=2, T=T, H=1, K=16, V=16, J=J), dtype=BF16, device=device), kernels
+    )
+
+
 def test_without_initial_state(kernels, device):
     call = make_call(VARIANTS["temporal"], Shape(B=1, T=20, H=1, V=16), initial_state=False, dtype=F32, device=device)
     assert_right(call, kernels)
 
 
 @pytest.mark.parametrize("kernels", [{"warps": 1}, {"limit": 99 * 1024}], indirect=True, ids=str)
+@pytest.mark.parametrize("lengths", [None, [20, 3]], ids=str)
 @pytest.mark.parametrize("name", ["temporal", "gated"])
-def test_several_blocks_per_head(kernels, device, name):
+def test_several_blocks_per_head(kernels, device, name, lengths):
     """As on a GPU with less shared memory: heads are split among blocks, and their parts of dq and dk added up."""
-    assert_right(make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=32, V=32, J=4), dtype=BF16, device=device), kernels)
+    shape = Shape(B=2, T=20, H=2, K=32, V=32, J=4)
+    assert_right(make_call(VARIANTS[name], shape, lengths=lengths, dtype=BF16, device=device), kernels)
 
 
 @pytest.mark.parametrize("which", ["output", "key_entropy", "query_usage", "W"])
@@ -215,6 +244,16 @@ def test_step(kernels, device, name, dtype):
     for mine, ours, theirs in zip(state, again.state, found.state, strict=True):
         assert mine is ours
         assert mine is None or torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("K", "V"), [(64, 32), (128, 16)])
+def test_step_of_wider_heads(kernels, device, K, V):
+    """A head takes several blocks, and a key more lanes."""
+    call = make_call(Variant("key"), Shape(B=2, T=1, H=2, K=K, V=V, J=2), device=device, requires_grad=False)
+    expected = switching_delta_rule_step(**call, backend="reference")
+    found = switching_delta_rule_step(**call, backend=kernels)
+    torch.testing.assert_close(found.output, expected.output)
+    torch.testing.assert_close(found.state.W, expected.state.W)
 
 
 @pytest.mark.parametrize("name", ["plain", "temporal", "gated-temporal"])
@@ -380,6 +419,37 @@ def test_compile_for_every_architecture(name, J, dtype, tmp_path, monkeypatch):
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) >= len(kernels) * len(ARCHITECTURES)
 
 
+def test_compiled_kernels_are_kept_by_all_that_they_depend_on(tmp_path, monkeypatch):
+    pytest.importorskip("cuda.core")
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except Exception:
+        pytest.skip("NVRTC is not installed")
+    monkeypatch.setenv("SWILA_CACHE", str(tmp_path))
+
+    def kept(text="*x = N;", defines=None, arch="sm_80", driver=1):
+        monkeypatch.setattr(compiler, "source", lambda kernel: f"__global__ void swila_{kernel}(int* x) {{ {text} }}")
+        compiler.compile_cubin("small", defines or {"N": "1"}, arch, driver)
+        return len([path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 500])
+
+    first = kept()
+    assert kept() == first
+    others = [{"text": "*x = N + 1;"}, {"defines": {"N": "2"}}, {"arch": "sm_90"}, {"driver": 2}]
+    assert [kept(**change) for change in others] == [first + 1, first + 2, first + 3, first + 4]
+
+
+def test_bounds_are_read_in_their_dtype():
+    call = make_call(VARIANTS["plain"], Shape(H=1, J=2), lengths=[3, 2])
+    x = Inputs(*(call[name] for name in PER_TOKEN[:6]))
+    for bounds, index in ((None, "i64"), (call["cu_seqlens"], "i64"), (call["cu_seqlens"].int(), "int")):
+        assert Specialization.of(x._replace(cu_seqlens=bounds), Options()).index == index
+
+
+def test_precision_of_operands():
+    assert [operand_bits(dtype) for dtype in (BF16, F16, F32)] == [8, 16, 16]
+
+
 def test_refusals_say_what_is_needed():
     for changes, words in (
         ({"K": 48}, "K must be one of 16, 32, 64, 128, got 48"),
@@ -391,3 +461,4 @@ def test_refusals_say_what_is_needed():
     assert "float64" in unsupported(problem_of(make_call(dtype=torch.float64)))
     assert "up to 4 mixtures" in unsupported(problem_of(make_call(VARIANTS["gated"], Shape(J=5))))
     assert "up to 2 mixtures" in unsupported(problem_of(make_call(VARIANTS["gated"], Shape(T=1, K=128, J=3))))
+    assert unsupported(problem_of(make_call(VARIANTS["gated"], Shape(T=1, K=128, J=4), dtype=BF16))) is None

@@ -73,3 +73,20 @@ def test_orders_of_decay_differ_only_with_decay(any_backend, device):
         o: switching_delta_rule(**call | {"decay_order": o}, backend=any_backend).output for o in ("pre", "post")
     }
     assert_near(outputs["pre"], outputs["post"], 1e-12)
+
+
+def test_any_number_of_threads(any_backend, device):
+    """Sequences and heads are shared out to threads, and every one is computed."""
+    variant = Variant("key", key_temporal=True, query_temporal=True)
+    call = fitting_call(any_backend, device, variant, Shape(B=3, T=5, H=1))
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            output = switching_delta_rule(**call, backend=any_backend).output
+            found.append((output, *torch.autograd.grad(output.sum(), (call["k"], call["beta"]))))
+    finally:
+        torch.set_num_threads(threads)
+    for others in found[1:]:
+        for ours, theirs in zip(found[0], others, strict=True):
+            torch.testing.assert_close(ours, theirs)

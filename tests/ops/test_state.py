@@ -156,3 +156,15 @@ def test_statistics_are_means_over_tokens(any_backend, device):
         p = logits.softmax(3)
         assert_near(usage, p.mean((0, 1)))
         assert_near(entropy, -(p * p.log()).sum(3).mean((0, 1)))
+
+
+def test_gradients_of_the_initial_state_alone(any_backend, device):
+    """As where a prompt is frozen and its state is trained."""
+    call = make_call(VARIANTS["temporal"], Shape(T=5), device=device, requires_grad=False)
+    state = [t.requires_grad_() for t in call["initial_state"]]
+    found, expected = (
+        torch.autograd.grad(switching_delta_rule(**call, backend=backend).output.sum(), state)
+        for backend in (any_backend, "reference")
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

@@ -66,6 +66,38 @@ def test_in_place(name, variant):
     assert not torch.equal(state.W, call["initial_state"].W)
 
 
+@pytest.mark.parametrize("operation", [switching_delta_rule, switching_delta_rule_step])
+def test_defaults(operation):
+    """Errors at the decayed state, responsibilities with their denominator."""
+    call = {name: value for name, value in token().items() if name not in ("decay_order", "normalize")}
+    expected = operation(**call, decay_order="pre", normalize=True).output
+    assert torch.equal(operation(**call).output, expected)
+    assert not torch.allclose(operation(**call, decay_order="post").output, expected)
+    assert not torch.allclose(operation(**call, normalize=False).output, expected)
+
+
+@pytest.mark.parametrize("part", ["W", "r", "rho"])
+def test_in_place_of_a_state_with_strides(registry, part):
+    """A way made for writing in place takes dense states alone; others are written to all the same."""
+    taken = []
+
+    def inplace(x, options):
+        taken.append(x)
+        return get_backend("reference").run_step_in_place(x, options)
+
+    register_backend(replace(get_backend("reference"), name="decoder", step_inplace=inplace))
+    call = token()
+    expected = switching_delta_rule_step(**call, backend="reference").state
+    state = SwitchingState(*(t.clone() for t in call["initial_state"]))
+    strided = state._replace(**{part: getattr(state, part).mT.contiguous().mT})
+    switching_delta_rule_step(**call | {"initial_state": strided}, backend="decoder", inplace=True)
+    assert not taken
+    for mine, theirs in zip(strided, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    switching_delta_rule_step(**call | {"initial_state": state}, backend="decoder", inplace=True)
+    assert taken
+
+
 def test_the_output_follows_q():
     call = token()
     with_time = switching_delta_rule_step(**call).output

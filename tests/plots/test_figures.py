@@ -310,6 +310,18 @@ def test_best_and_mean_are_in_their_panels(figures, tmp_path):
     assert heights(figure, 1, COLOURS["swila"]) == [0.15, 0.6]
 
 
+def test_marks_of_caches_are_hollow(figures, tmp_path):
+    points = [StateSizePoint(2**10, [0.1], 0.1), StateSizePoint(2**12, [0.5], 0.5)]
+    lines = [StateSizeLine("swila", 1, False, points), StateSizeLine("attention", 2, True, points)]
+    figure = state_size_figure(lines, NAMES, None, "CDAR", tmp_path / "s.png")
+    for axis in figure.axes:
+        marked = {line.get_color(): line for line in axis.lines if line.get_marker() not in ("None", "")}
+        faces = {colour: line.get_markerfacecolor() for colour, line in marked.items()}
+        assert faces == {COLOURS["swila"]: COLOURS["swila"], COLOURS["attention"]: "white"}
+        dotted = {colour: line.is_dashed() for colour, line in marked.items()}
+        assert dotted == {COLOURS["swila"]: False, COLOURS["attention"]: True}, "one layer, two layers"
+
+
 def test_lines_go_through_means(figures, tmp_path):
     figure = sample_efficiency({"swila": {10: [0.1, 0.3], 20: [0.4, 0.8]}}, NAMES, {}, "R", tmp_path / "s.png")
     assert heights(figure, 0, COLOURS["swila"]) == pytest.approx([0.2, 0.6])
@@ -320,6 +332,20 @@ def test_lines_go_through_means(figures, tmp_path):
     figure = progress_figure(panels, NAMES, "epochs", "y", "C", tmp_path / "p.png")
     bold = max(figure.axes[0].lines, key=lambda line: (line.get_linewidth(), len(line.get_ydata())))
     assert list(bold.get_ydata()) == pytest.approx([0.2, 0.3]), "as far as both go"
+
+
+def test_state_and_parameters_are_in_their_panels(figures, tmp_path):
+    points = [Point("swila", "H1J2", 1024, 3000, [0.2]), Point("swila", "H1J4", 2048, 7000, [0.6])]
+    figure = budget_figure(points, NAMES, "A", tmp_path / "b.png")
+    for axis, expected in zip(figure.axes, ([1024, 2048], [3000, 7000]), strict=True):
+        marked = [line for line in axis.lines if line.get_marker() not in ("None", "")]
+        assert [list(line.get_xdata()) for line in marked] == [expected]
+
+
+def test_the_reference_is_at_its_best_mean(figures, tmp_path):
+    points = [Point("attention", "", 0, 9, scores) for scores in ([0.5, 0.7], [0.8, 0.9], [0.1])]
+    figure = budget_figure(points, NAMES, "A", tmp_path / "b.png", parameters=False)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["Transformer  0.850"]
 
 
 def test_the_best_run_is_bold(figures, tmp_path):
@@ -357,6 +383,7 @@ def test_bars_go_from_the_worst_to_the_best(figures, tmp_path):
 def test_tokens_and_mixtures_of_a_context_have_one_colour(figures, tmp_path):
     panel = RoutingPanel("writing", [[[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]], [0])
     figure = routing_picture([panel], [1, 2, -1], None, 2, "R", tmp_path / "r.png")
+    assert [list(axis.lines[0].get_xdata()) for axis in figure.axes] == [[1.5, 1.5]] * 2, "before the first query"
     strip, cells = (axis.images[0].get_array()[0].tolist() for axis in figure.axes)
     assert strip[0] != strip[1]
     for token, cell in zip(strip, cells, strict=True):

@@ -89,6 +89,18 @@ def test_roundings_of_matrix_units_allow_for_no_more_than_they_explain(flawed, d
     assert wrong(call, backend) == {"d k"}
 
 
+@pytest.mark.parametrize("name", ["output", "W", "rho", "key_usage", "key_entropy", "query_usage"])
+def test_every_result_has_a_part_in_the_gradients(flawed, name):
+    """A backward that leaves out what comes back through one of the results is found."""
+    right = get_backend(flawed())
+
+    def backward(x, options, saved, grads):
+        return right.backward(x, options, saved, grads._replace(**{name: None}))
+
+    register_backend(replace(right, backward=backward))
+    assert wrong(make_call(VARIANTS["temporal"], SHAPE), "flawed")
+
+
 def test_the_rounded_loop_is_no_backend_afterwards():
     before = backend_names()
     call = make_call(shape=SHAPE)
@@ -151,5 +163,6 @@ def test_calls():
     assert packed["q"].shape[:2] == (1, 9)
     assert packed["initial_state"].W.shape[0] == 3
     assert first["v"].std().item() == pytest.approx(2, rel=0.1)
+    assert first["initial_state"].W.std().item() == pytest.approx(0.5, rel=0.1)
     decay = make_call(VARIANTS["gated"], SHAPE)["log_decay"].exp()
     assert 0.1 < decay.min() < 0.6 < decay.mean() < decay.max() < 1

@@ -352,7 +352,7 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         chunk, head = self.config.loss_chunk_size, self.lm_head
         if logits is not None:
             total = chunked_cross_entropy(nn.Identity(), logits.flatten(0, 1), targets, chunk, logits.shape[-1])
-        elif type(head) is nn.Linear and head.bias is None and not head._forward_hooks:
+        elif type(head) is nn.Linear and head.bias is None and not (head._forward_hooks or head._forward_pre_hooks):
             total = linear_cross_entropy(hidden, head.weight, targets, chunk)
         else:  # a head that somebody has wrapped, sharded or replaced must be called
             total = chunked_cross_entropy(head, hidden, targets, chunk, self.config.vocab_size)
