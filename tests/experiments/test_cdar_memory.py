@@ -25,6 +25,13 @@ def test_every_token_is_of_one_kind(task):
     assert kinds["query"][after[:, 0], after[:, 1] - 1].all()
 
 
+def test_all_names_of_a_pool_are_contexts():
+    task = CDAR(vocab_size=64, num_contexts=3, num_keys=2, length=32, context_pool=8)
+    kinds = kinds_of_tokens(task, task.examples(20, "test"))
+    assert (kinds["context"].sum(1) == 6).all()
+    assert (kinds["key"].sum(1) == 6).all()
+
+
 def build(model, **more):
     torch.manual_seed(0)
     return SyntheticModel(make_runs("tiny", [model], seeds=[0], **more)[0].model).eval()
@@ -50,6 +57,16 @@ def test_a_memory_without_writes_of_values_is_empty(task):
         assert (layer(model.blocks[0].mixer_norm(x))[0] == 0).all(), "nothing written, nothing read"
     with torch.no_grad():
         assert torch.equal(model(examples.inputs), before), "changed for a while only"
+
+
+def test_lengths_of_values(task):
+    model, examples, seen = build("swila"), task.examples(8, "test"), []
+    with model.mixers[0].changed(lambda operands: seen.append(operands["v"]) or operands), torch.no_grad():
+        model(examples.inputs)
+    lengths = seen[0].square().sum(-1).sqrt()
+    found = memory_report(model, task, examples)["tokens"]
+    for kind, where in kinds_of_tokens(task, examples).items():
+        assert found[kind]["value_length"] == pytest.approx(lengths[where].mean().item())
 
 
 @pytest.mark.parametrize(("model", "layers"), [("deltanet", 1), ("swila", 2)])

@@ -70,9 +70,10 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
     news = []
     runs = [Odd("broken"), Odd("fine"), Odd("good")]
     for jobs in (1, 2):
-        results = run_all(runs, tmp_path / str(jobs), jobs=jobs, report=news.append)
+        results = run_all(runs, tmp_path / str(jobs), jobs=jobs, threads=3, report=news.append)
         assert results["broken"] == {"status": "failed", "error": "RuntimeError: out of memory"}
         assert results["fine"]["status"] == results["good"]["status"] == "finished"
+        assert results["fine"]["threads"] == results["good"]["threads"] == 3
         assert {item.name for item in news if item.result} == {"broken", "fine", "good"}
 
 
@@ -212,6 +213,7 @@ def test_taking_turns_interrupted_saves_all(tmp_path):
     for run in runs:
         directory = RunDirectory(tmp_path / run.name)
         assert directory.load_checkpoint()["state"]["step"] == 2
+        assert RunDirectory.status(directory.path)["step"] == 2
     steps = []
     take_turns(runs, tmp_path, "cpu", 2, False, lambda news: news.progress and steps.append(news.progress.step))
     assert steps == [3, 3, 4, 4, 5, 5, 6, 6]
@@ -347,6 +349,15 @@ def test_records_are_joined_and_what_is_over_counts():
         assert joined["runs"]["a"]["best"] == 0.9
         assert [joined["environment"]["commit"], *(e["commit"] for e in joined["other_environments"])] == ["x", "y"]
         assert joined["rows"][0]["scores"] == [0.9]
+
+
+@pytest.mark.parametrize("key", ["planned_steps", "precision", "train_examples", "parameters"])
+def test_runs_of_one_name_must_be_trained_alike(key):
+    run = judged("a", 0, 1e-3, 0.5, 0.9, curve=[], precision="bfloat16", planned_steps=9, train_examples=1000)
+    record = {"environment": {}, "task": {}, "runs": {"a": run}}
+    other = record | {"runs": {"a": run | {key: "tf32" if key == "precision" else 7}}}
+    with pytest.raises(ValueError, match=f"trained alike to be joined, but a has another {key}"):
+        REGBENCH.join([record, other])
 
 
 def test_of_runs_that_are_not_over_the_longest_is_joined():

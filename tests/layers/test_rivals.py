@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from swila.layers import MIXERS as CLASSES
 from swila.layers import make_mixer
+from swila.layers.attention import rotate
 from swila.layers.mom import switch_loss
 
 T = 11
@@ -127,6 +128,17 @@ def test_attention_with_grouped_heads(x):
     assert_close(layer(x)[0], layer.o_proj(softmax_attention(rotated(q), rotated(k), v)))
 
 
+def test_rotary_positions_far_into_a_text():
+    """Angles of a millionth token, and of numbers in half precision, are not rounded before the turn."""
+    position = torch.tensor([[1_000_003]])
+    found = rotate(torch.tensor([0.0, 1.0, 0.0, 0.0]).view(1, 1, 1, 4), position, theta=10_000.0)
+    angle = 1_000_003 * 0.01
+    assert_close(found.flatten(), torch.tensor([0.0, math.cos(angle), 0.0, math.sin(angle)]))
+    x = random(1, T, 2, 8).bfloat16()
+    exact = rotate(x.double(), torch.arange(T).unsqueeze(0), theta=10_000.0)
+    assert torch.equal(rotate(x, torch.arange(T).unsqueeze(0), theta=10_000.0), exact.bfloat16())
+
+
 def convolved(layer, x):
     projected = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
     modules = layer.q_conv1d, layer.k_conv1d, layer.v_conv1d
@@ -160,12 +172,24 @@ def test_fox(x):
     assert_close(layer(x)[0], layer.o_proj(o * layer.g_proj(x).sigmoid()))
 
 
+def test_projections_of_fox_have_a_bias_where_asked_for():
+    for bias in (True, False):
+        layer = make_mixer("fox", HIDDEN, num_heads=2, qkv_bias=bias)
+        assert all((getattr(layer, f"{part}_proj").bias is not None) == bias for part in "qkv")
+
+
 def test_forget_gates_keep_their_precision_under_autocast():
     layer = make_mixer("fox", HIDDEN, num_heads=2)
     torch.nn.init.constant_(layer.f_proj.bias, 6.0)
     with torch.autocast("cpu", torch.bfloat16):
         (found,) = layer.extras(torch.zeros(1, 3, HIDDEN))
     assert_close(found, torch.full((1, 3, 2), -math.log1p(math.exp(-6.0))))
+
+
+def test_forget_gates_are_exact_after_many_tokens():
+    layer, log_forget = make_mixer("fox", HIDDEN, num_heads=1), torch.full((1, 20_000, 1), -0.7)
+    bias = layer.bias((log_forget, log_forget, log_forget), queries=1)
+    assert_close(bias[0, 0, 0, -3:], torch.tensor([-1.4, -0.7, 0.0]))
 
 
 @pytest.mark.parametrize("name", ["swila", "deltanet", "kda", "mom", "attention-conv", "fox"])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from swila.layers import SwiLA, collect_auxiliary_loss, make_mixer, mutual_information_loss
+from swila.layers import SwiLA, collect_auxiliary_loss, collect_routing_diagnostics, make_mixer, mutual_information_loss
 from swila.layers.decay import DecayGate
 from swila.layers.mode import Mode
 from swila.layers.mom import switch_loss
@@ -119,6 +119,19 @@ def test_the_auxiliary_loss_is_the_mean_over_layers_that_have_one():
     assert_close(collect_auxiliary_loss(model), sum(losses) / 2)
 
 
+def test_routing_diagnostics_are_the_mean_over_layers_that_have_some():
+    torch.manual_seed(0)
+    tracked = [build("swila", track_routing=True) for _ in range(2)]
+    model, x = nn.ModuleList([*tracked, build("deltanet")]), random(2, 7, HIDDEN)
+    for layer in model:
+        layer(x)
+    first, second = (layer.routing_diagnostics() for layer in tracked)
+    assert first.key_routing_entropy != second.key_routing_entropy
+    for name, found in collect_routing_diagnostics(model)._asdict().items():
+        assert_close(found, (getattr(first, name) + getattr(second, name)) / 2)
+    assert collect_routing_diagnostics(model[-1]) is None
+
+
 class Constant(nn.Module):
     """A mixer that adds ones."""
 
@@ -182,6 +195,12 @@ def test_decays_start_as_in_mamba(slowest):
     logs = (steps.log() - math.log(1e-3)) / math.log(100)
     assert quantiles(logs) == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.05)
     assert gate.no_weight_decay == ("A_log", "dt_bias")
+
+
+def test_decays_are_marked_for_other_trainers():
+    gate = DecayGate(4, 3, 5)
+    marked = {name for name, parameter in gate.named_parameters() if getattr(parameter, "_no_weight_decay", False)}
+    assert marked == set(gate.no_weight_decay) == {"A_log", "dt_bias"}
 
 
 def test_decays_keep_their_precision_under_autocast():

@@ -56,6 +56,22 @@ def test_layers_have_their_own_places_in_a_cache():
     assert model.num_parameters() == sum(p.numel() for p in model.parameters())
 
 
+def test_width_of_the_mlps():
+    assert make().blocks[0].mlp.fc1.out_features == 4 * 16
+    assert make(mlp_ratio=3).blocks[-1].mlp.fc1.out_features == 3 * 16
+
+
+def test_padding_and_packed_sequences_reach_every_layer():
+    model, tokens = make().eval(), torch.randint(32, (2, 9))
+    mask = torch.ones(2, 9)
+    mask[1, :4] = 0
+    padded = model.hidden(tokens, attention_mask=mask)
+    assert_close(padded[0], model.hidden(tokens[:1])[0])
+    assert_close(padded[1, 4:], model.hidden(tokens[1:, 4:])[0])
+    packed = model.hidden(tokens.view(1, 18), cu_seqlens=torch.tensor([0, 9, 18]))
+    assert_close(packed.view(2, 9, -1), model.hidden(tokens))
+
+
 def test_dropout():
     model, tokens = make(embed_dropout=0.5, dropout=0.2), torch.randint(32, (2, 9))
     assert not torch.equal(model(tokens), model(tokens))

@@ -11,6 +11,7 @@ from swila.models import RegressionModel, RegressionModelConfig, SyntheticModel,
 from swila.tasks import CDAR, IGNORE, Examples, RegBench, SoftmaxRegression
 from swila.training import LegalPrediction, Regression, RunDirectory, TokenPrediction, Trainer, TrainingConfig
 from swila.training.objective import places_of
+from swila.training.place import _products
 from swila.training.updates import order_of_examples
 
 TASK = SoftmaxRegression(dim=8, length=12, clusters=4)
@@ -160,6 +161,14 @@ def test_routing_is_that_of_training(tmp_path):
     run.close()
 
 
+@pytest.mark.parametrize(("precision", "products"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "high")])
+def test_products_of_float32_numbers(precision, products):
+    usual = torch.get_float32_matmul_precision()
+    with _products(precision):
+        assert torch.get_float32_matmul_precision() == products
+    assert torch.get_float32_matmul_precision() == usual
+
+
 def test_precision_set_by_the_newer_switches_is_left_alone(tmp_path):
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         pytest.skip("this torch has none")
@@ -246,6 +255,8 @@ def test_every_epoch_has_every_example_once():
         assert set(seen) <= set(range(35))
     assert not torch.equal(order[:4], order[4:8])
     assert torch.equal(order_of_examples(35, replace(config, steps=5)), order[:5])
+    later = order_of_examples(35, replace(config, steps=80))
+    assert set(later.flatten().tolist()) == set(range(35)), "what one epoch leaves out, another one has"
 
 
 def test_warm_up_from_a_learning_rate():

@@ -19,6 +19,13 @@ def test_the_same_run_is_welcome_again(tmp_path):
     RunDirectory(tmp_path / "a" / "b", CONFIG)
 
 
+def test_the_environment_is_that_of_the_beginning(tmp_path):
+    RunDirectory(tmp_path, CONFIG)
+    (tmp_path / "environment.json").write_text('{"commit": "then"}')
+    assert RunDirectory(tmp_path, CONFIG).environment == {"commit": "then"}
+    assert RunDirectory(tmp_path, CONFIG, fresh=True).environment != {"commit": "then"}
+
+
 def test_another_run_is_not(tmp_path):
     RunDirectory(tmp_path, CONFIG).finish({"status": "finished"})
     other = {"training": {"lr": 0.02, "betas": (0.9, 0.999)}, "model": "swila"}

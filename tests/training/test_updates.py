@@ -234,6 +234,13 @@ def test_a_run_is_solved_beyond_the_score_not_at_it(tmp_path):
     assert result["final"] == 0.91
 
 
+def test_a_run_with_validation_is_solved_by_its_score_there(tmp_path):
+    config = replace(CONFIG, eval_every=1, stop_at=0.9)
+    scored = Scored(0.5, 0.91, 0.3, 0.5)  # two looks, then the chosen weights on the test and the validation set
+    result = trainer(tmp_path / "run", config, scored, validation=TASK.examples(5, "val")).fit()
+    assert (result["status"], result["steps"], result["best"]) == ("solved", 2, 0.3)
+
+
 def test_patience_is_about_validation(tmp_path):
     config = replace(CONFIG, eval_every=1, stop_at=None, steps=5, patience=1)
     result = trainer(tmp_path / "run", config, Scored(0.5, 0.4, 0.3, 0.2, 0.1)).fit()
