@@ -36,6 +36,20 @@ def test_mqar_has_the_models_and_sizes_of_cdar():
     assert (paper.vocab_size, paper.length, paper.num_pairs) == (8192, 1024, CDAR().num_queries)
 
 
+def test_fox_has_the_heads_and_biases_of_attention():
+    fox, attention = (cdar.make_runs("small", [model], seeds=[0])[0].model for model in ("fox", "attention"))
+    options = attention.mixer_options.copy()
+    assert options.pop("out_bias"), "which FoX has not"
+    assert fox.mixer_options == options == {"num_heads": 4, "qkv_bias": True, "use_short_conv": True, "conv_size": 2}
+
+
+def test_models_with_the_delta_rule_differ_in_their_decay_alone():
+    runs = cdar.make_runs("small", ["deltanet", "gated-deltanet", "kda"], [32], lrs=[1e-3])
+    conv = {"use_short_conv": True, "conv_size": 2}
+    for run in runs:
+        assert run.model.mixer_options == {"num_heads": 4, "head_dim": 16, "use_output_gate": False, **conv}
+
+
 def test_settings_as_text():
     found = settings.parse(["noise=false", "clip=null", "init_std=0.02", "conv_on=input", "warmup_steps = 5"])
     assert found == {"noise": False, "clip": None, "init_std": 0.02, "conv_on": "input", "warmup_steps": 5}

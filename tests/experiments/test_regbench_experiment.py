@@ -9,6 +9,7 @@ import torch
 from swila.experiments.regbench import MODELS, PAPER, PRESETS, make_runs, yardsticks
 from swila.experiments.registry import REGBENCH
 from swila.experiments.sweep import run_all
+from swila.tasks import IGNORE, legality, ngram_distribution
 
 
 def shortened(runs, **training):
@@ -92,6 +93,16 @@ def test_yardsticks_of_the_tiny_task():
     # 0.595, 0.83 and 0.87 were measured elsewhere, on other draws
     assert [found[name]["accuracy"] for name in found][:3] == pytest.approx([0.6, 0.83, 0.87], abs=0.03)
     assert found["1-gram"]["tv"] > found["3-gram"]["tv"]
+
+
+def test_yardsticks_are_of_the_test_problems():
+    task = replace(PRESETS["tiny"].task, held_out=10)
+    test = task.examples(10, "test")
+    law = ngram_distribution(test.inputs, 2, task.vocab_size, task.separator)
+    scored = test.labels != IGNORE
+    right = sum(legality(law[scored].argmax(-1), test.legal[scored]).tolist()) / scored.sum().item()
+    found = yardsticks(replace(PRESETS["tiny"], task=task, held_out=10))["yardsticks"]
+    assert found["2-gram"]["accuracy"] == pytest.approx(right)
 
 
 def test_every_model_trains_and_is_summarized(tmp_path):

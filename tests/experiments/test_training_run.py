@@ -90,6 +90,9 @@ def test_rows_of_recall():
     assert (row["best"], row["best_run"], row["best_step"]) == (1.0, "0.01-0", 6)
     assert row["mean"] == pytest.approx((0.4 + 1.0) / 2)
     assert (row["solved"], row["runs"], row["lrs"]) == (1, 4, [1e-3, 1e-2])
+    assert row["diverged"] == []
+    (row,) = recall.summarize([*runs[:2], runs[2] | {"status": "diverged"}])
+    assert row["diverged"] == ["0.001-2"]
 
 
 def test_the_best_of_a_budget_is_chosen_by_validation():

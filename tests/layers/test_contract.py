@@ -10,8 +10,9 @@ from mixers import HIDDEN, MIXERS, build, random
 from torch.testing import assert_close
 
 from swila.layers import MIXERS as CLASSES
-from swila.layers import Cache, make_mixer, register_mixer, registry
+from swila.layers import Cache, SequenceMixer, make_mixer, register_mixer, registry
 from swila.layers.cache import map_tensors
+from swila.layers.packing import pack_by_position
 from swila.ops import validation
 
 
@@ -427,6 +428,28 @@ def test_layers_of_ones_own_have_states_of_their_own():
     layer = Extra(HIDDEN, num_heads=2).double()
     _, _, cache = layer(x[:, :4], use_cache=True)
     assert_close(layer(x[:, 4:], past_key_values=cache)[0], layer(x)[0][:, 4:])
+
+
+class Sum(SequenceMixer):
+    """A layer of one's own with nothing but what it must have."""
+
+    def mix(self, x, past, mode):
+        total = x.cumsum(1) + (past["recurrent_state"].unsqueeze(1) if past else 0.0)
+        return total, {"recurrent_state": total[:, -1]} if mode.return_state else None
+
+
+def test_a_step_of_ones_own_layer_leaves_rows_that_are_done_alone():
+    layer, x = Sum(HIDDEN), tokens(2, 5)
+    _, _, cache = layer(x[:, :4], use_cache=True)
+    state = layer.decoding_state(cache[0], 1)
+    y = layer.step(x[:, 4:], state, torch.tensor([True, False]))
+    assert_close(y[0], layer(x)[0][0, 4:])
+    assert_close(state["recurrent_state"], torch.stack([x[0].sum(0), x[1, :4].sum(0)]))
+
+
+def test_rows_of_a_batch_begin_sequences_whatever_their_first_position():
+    packed = pack_by_position(tokens(2, 3), torch.tensor([[0, 1, 0], [5, 6, 7]]))
+    assert packed.cu_seqlens.tolist() == [0, 2, 3, 6]
 
 
 def test_two_layers_with_one_index_in_an_empty_cache():

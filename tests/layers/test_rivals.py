@@ -105,6 +105,16 @@ def test_mom_balance():
     assert layer.auxiliary_loss() is None
 
 
+def test_weights_of_memories_always_sum_to_one(x):
+    """So their sum has no gradient; and they are not rounded with the layer."""
+    layer = build("mom")
+    weights, _ = layer._route(x)
+    (grad,) = torch.autograd.grad(weights.sum(), layer.router.weight)
+    assert_close(grad, torch.zeros_like(grad))
+    weights, _ = layer.bfloat16()._route(x.bfloat16())
+    assert_close(weights.sum(-1), torch.ones(2, T))
+
+
 def rotated(x, theta=10000.0):
     """Rotary positions by complex numbers."""
     half = x.shape[-1] // 2

@@ -31,7 +31,8 @@ def test_packed_with_states(lengths):
 
 
 def test_streams_share_the_filters():
-    module = ShortConvolution(3, 2)
+    module = ShortConvolution(3, 2, bias=True)
+    torch.nn.init.normal_(module.bias)
     x = torch.randn(2, 5, 6)
     assert_close(module(x)[0], torch.cat([module(half)[0] for half in x.split(3, -1)], -1))
 
