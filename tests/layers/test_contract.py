@@ -447,6 +447,17 @@ def test_a_step_of_ones_own_layer_leaves_rows_that_are_done_alone():
     assert_close(state["recurrent_state"], torch.stack([x[0].sum(0), x[1, :4].sum(0)]))
 
 
+def test_a_step_of_a_recurrence_of_ones_own_that_writes_over_nothing():
+    layer, x = Mean(HIDDEN).double(), tokens(2, 6)
+    _, _, cache = layer(x[:, :4], use_cache=True)
+    state = layer.decoding_state(cache[0], 1)
+    done = state["recurrent_state"][0][1].clone()
+    for t in (4, 5):
+        y = layer.step(x[:, t : t + 1], state, torch.tensor([True, False]))
+        assert_close(y[0], layer(x)[0][0, t : t + 1])
+    assert torch.equal(state["recurrent_state"][0][1], done)
+
+
 def test_rows_of_a_batch_begin_sequences_whatever_their_first_position():
     packed = pack_by_position(tokens(2, 3), torch.tensor([[0, 1, 0], [5, 6, 7]]))
     assert packed.cu_seqlens.tolist() == [0, 2, 3, 6]

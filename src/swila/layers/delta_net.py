@@ -22,6 +22,7 @@ class DeltaRuleMixer(RecurrentMixer):
 
     decays: ClassVar[Literal["head", "key"] | None] = None
     gates_output: ClassVar[bool] = False
+    steps_in_place = True
 
     def __init__(
         self,

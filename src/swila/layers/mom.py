@@ -53,6 +53,8 @@ class MixtureOfMemories(RecurrentMixer):
         backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
     """
 
+    steps_in_place = True
+
     def __init__(
         self,
         hidden_size: int,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -66,7 +66,12 @@ class RecurrentMixer(SequenceMixer):
         layer_idx: the layer's place in the model, and in a cache that layers share.
         backend: of the operation; see :func:`swila.switching_delta_rule`.
         streams: sets of keys and values (memories), each with its own projection, through the same convolutions.
+
+    Attributes:
+        steps_in_place: whether :meth:`recur` writes over the state it is given where the mode has ``alive``.
     """
+
+    steps_in_place: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -124,7 +129,9 @@ class RecurrentMixer(SequenceMixer):
         return y, {"recurrent_state": state, "conv_state": conv_state} if mode.return_state else None
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
-        """See :meth:`SequenceMixer.step`; no second state in memory."""
+        """See :meth:`SequenceMixer.step`; no second state in memory where :meth:`recur` writes over the old one."""
+        if not self.steps_in_place:
+            return super().step(x, state, alive)
         return self.mix(x, state, Mode(return_state=True, alive=alive))[0]
 
     def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode) -> tuple[Tensor, Any]:

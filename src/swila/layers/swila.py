@@ -74,6 +74,8 @@ class SwiLA(RecurrentMixer):
         backend: of the operation; see :func:`swila.switching_delta_rule`.
     """
 
+    steps_in_place = True
+
     def __init__(
         self,
         hidden_size: int,
