@@ -16,6 +16,7 @@ from swila import GenerationState, SwiLAConfig, SwiLAForCausalLM, generate, pref
 from swila.generation import Sampling, release
 from swila.generation.api import _decoder, _decoders
 from swila.generation.decoder import rounded_up
+from swila.generation.state import _flatten
 from swila.layers import MIXERS, SequenceMixer
 
 LENGTHS = (5, 17, 1, 9)
@@ -434,6 +435,21 @@ def test_a_row_that_is_done_may_have_any_logits():
         model.model.embed_tokens.weight[stop] = float("nan")
     out = generate(model, rows, max_new_tokens=9, stop=stop)
     assert out.tokens == [free[0][: free[0].index(stop) + 1], free[1]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["temporal-swila", "gdn-mom", "hybrid-gdn"])
+def test_rows_that_are_done_read_nothing(name):
+    """Their states stay as they are, whatever the embedding of the token in their place, which is 0."""
+    model, rows = tiny(name), [[1, 2], [3, 4]]
+    model.lm_head.weight[0] = 0  # never the likeliest
+    free = generate(model, rows, max_new_tokens=9, stop=()).tokens
+    stop = next(token for token in free[0] if token not in free[1])
+    expected = generate(model, rows, max_new_tokens=9, stop=stop, return_state=True)
+    model.model.embed_tokens.weight[0] = float("nan")
+    found = generate(model, rows, max_new_tokens=9, stop=stop, return_state=True)
+    assert found.tokens == expected.tokens
+    assert_close(_flatten(found.state), _flatten(expected.state), rtol=0, atol=0)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 from emulator.launcher import Emulator
-from served import assert_broken_values_spread
+from served import assert_broken_values_spread, assert_infinite_logits_are_seen_or_large
 
 from swila import SwitchingState, switching_delta_rule, switching_delta_rule_step
 from swila.ops.backends import Backend, choose_backend, register_backend, unregister_backend
@@ -214,7 +214,16 @@ def test_extremes_stay_finite(kernels, device, variant):
 @pytest.mark.parametrize(("name", "J"), [("temporal", 3), ("temporal", 8), ("gated-temporal", 3)])
 def test_broken_values_are_seen_in_the_results(kernels, device, name, J, argument):
     call = make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=16, V=16, J=J), dtype=BF16, device=device)
-    assert_broken_values_spread(call, kernels, argument, float("nan"))
+    assert_broken_values_spread(call, kernels, argument)
+
+
+@pytest.mark.parametrize(
+    ("name", "J", "dtype"), [("plain", 3, F32), ("plain", 1, F32), ("plain", 4, BF16), ("gated", 2, BF16)]
+)
+def test_infinite_logits_are_seen_or_taken_for_large_ones(kernels, device, name, J, dtype):
+    call = make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=16, V=16, J=J), dtype=dtype, device=device)
+    for argument in ("key_logits", "query_logits"):
+        assert_infinite_logits_are_seen_or_large(call, kernels, argument)
 
 
 @pytest.mark.parametrize("decay", ["key", "value", "head"])

@@ -49,7 +49,8 @@ def switching_delta_rule(
         k: keys ``[B, T, H, K]``.
         v: values ``[B, T, H, V]``.
         beta: learning rates in [0, 1], ``[B, T, H, J, V]``.
-        key_logits: log-prior of the responsibilities up to a constant over j, ``[B, T, H, J, V]``.
+        key_logits: log-prior of the responsibilities up to a constant over j, ``[B, T, H, J, V]``; -inf rules a mixture
+            out. +inf gives NaN, or with ``backend="cuda"`` in some forms that mixture alone.
         query_logits: the same for the mix at retrieval, ``[B, T, H, J, V]``.
         log_decay: ``log α <= 0``; ``[B, T, H, J, 1, K]`` per key dim, ``[B, T, H, J, V, 1]`` per output dim or
             ``[B, T, H, J, 1, 1]`` per head (and mixture).

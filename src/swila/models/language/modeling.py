@@ -235,7 +235,7 @@ class SwiLAModel(SwiLAPreTrainedModel):
             compiled: whether blocks go through ``torch.compile``: seconds at first, then half the time.
         """
         step = _compiled_step if compiled else SwiLABlock.step
-        x = self.embed_tokens(tokens).unsqueeze(1)
+        x = self.embed_tokens(tokens).where(alive.unsqueeze(1), 0).unsqueeze(1)  # rows at rest must not bring in NaN
         for layer, state in zip(self.layers, states, strict=True):
             x = step(layer, x, state, alive)
         return self.norm(x).squeeze(1)

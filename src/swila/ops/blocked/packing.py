@@ -51,7 +51,31 @@ class Plan(NamedTuple):
 
 def plan(x: Inputs, longest: int) -> Plan:
     """Cut into chunks of ``longest`` tokens, or fewer where the sequences are shorter (powers of two with a decay)."""
-    device, bounds = x.q.device, torch.tensor(sequence_bounds(x))
+    return _plan_batch(x, longest) if x.cu_seqlens is None else _plan_packed(x, longest)
+
+
+def _plan_batch(x: Inputs, longest: int) -> Plan:
+    """Rows of the same length: all on the device, so that a CUDA graph can capture it."""
+    device, (B, T) = x.q.device, x.q.shape[:2]
+    order, chunks = torch.arange(B, device=device), []
+    for i, begin in enumerate(range(0, T, longest)):
+        left = T - begin
+        C = min(longest, left if x.log_decay is None else _power_of_two(left))
+        position = begin + torch.arange(C, device=device)
+        chunks.append(
+            Tokens(
+                order[:, None] * T + position.clamp_max(T - 1),
+                (position >= T).expand(B, C) if left < C else None,
+                slice(0, B),
+                slice(0 if left <= C else B, B),
+                slice((i - 1) * B, i * B) if i > 0 else None,
+            )
+        )
+    return Plan(order, chunks)
+
+
+def _plan_packed(x: Inputs, longest: int) -> Plan:
+    device, bounds = x.q.device, torch.tensor(sequence_bounds(x), device="cpu")
     lengths, order = bounds.diff().sort(descending=True, stable=True)
     starts = bounds[:-1][order]
     chunks, kept = [], 0
@@ -61,7 +85,7 @@ def plan(x: Inputs, longest: int) -> Plan:
         for n in _groups([min(count, longest) for count in left]):
             C = min(longest, left[first] if x.log_decay is None else _power_of_two(left[first]))
             here = slice(first, first + n)
-            position = begin + torch.arange(C)
+            position = begin + torch.arange(C, device="cpu")
             padding = position >= lengths[here, None]
             rows = starts[here, None] + position.minimum(lengths[here, None] - 1)
             goes_on = sum(count > C for count in left[here])
