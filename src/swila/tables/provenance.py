@@ -30,10 +30,6 @@ UNDIGESTED = {
     "generate-cuda.json": {"2026-11-15T20:30:51+00:00"},
     "kernels-log.json": {"2026-11-15"},
     "mqar-tiny.json": {"2026-11-16T04:07:14+00:00"},
-    "op-cpu-gated.json": {"2026-11-15T10:31:58+00:00"},
-    "op-cpu-plain-long.json": {"2026-11-15T10:32:30+00:00"},
-    "op-cpu-plain.json": {"2026-11-15T10:29:41+00:00"},
-    "op-cpu-temporal.json": {"2026-11-15T10:30:37+00:00"},
     "regbench.json": {
         "2026-11-15T22:41:34+00:00",
         "2026-11-15T22:54:50+00:00",
