@@ -57,7 +57,7 @@ def test_top_p_is_of_what_the_temperature_and_top_k_leave():
     assert_close(both, torch.eye(5)[1])
 
 
-@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40, 1e-46, 1e-300])
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 2e-38, 1e-40, 1e-46, 1e-300])
 def test_a_low_temperature_is_greedy(temperature):
     assert_close(frequencies(Sampling(temperature), [x + 50 for x in LOGITS], 50), torch.eye(5)[1])
 
