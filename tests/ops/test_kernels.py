@@ -397,6 +397,19 @@ def test_captured_in_a_graph(gpu):
         assert torch.equal(ours, theirs)
 
 
+@pytest.fixture
+def compiled(tmp_path, monkeypatch):
+    """An empty folder for what NVRTC makes, which needs no GPU."""
+    pytest.importorskip("cuda.core")
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except Exception:
+        pytest.skip("NVRTC is not installed")
+    monkeypatch.setenv("SWILA_CACHE", str(tmp_path))
+    return tmp_path
+
+
 ARCHITECTURES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "sm_120": 99 * 1024}
 
 
@@ -405,15 +418,8 @@ ARCHITECTURES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "
     [("plain", 4, BF16), ("plain", 8, BF16), ("temporal", 4, BF16), ("gated", 4, BF16), ("gated-value", 4, F32)],
     ids=str,
 )
-def test_compile_for_every_architecture(name, J, dtype, tmp_path, monkeypatch):
+def test_compile_for_every_architecture(compiled, name, J, dtype):
     """NVRTC takes the sources, a GPU or not; what it made is found again on disk."""
-    pytest.importorskip("cuda.core")
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    try:
-        nvrtc.nvrtcVersion()
-    except Exception:
-        pytest.skip("NVRTC is not installed")
-    monkeypatch.setenv("SWILA_CACHE", str(tmp_path))
     call = make_call(VARIANTS[name], Shape(B=1, T=1, H=1, K=32, V=32, J=J), dtype=dtype)
     x = Inputs.of([*(call.get(key) for key in PER_TOKEN), *call["initial_state"]])
     spec = Specialization.of(x, Options(call["decay_order"], call["normalize"]))
@@ -425,22 +431,15 @@ def test_compile_for_every_architecture(name, J, dtype, tmp_path, monkeypatch):
         code = compiler.compile_cubin(kernel, defines, arch, driver=0)
         assert code[:4] == b"\x7fELF"
         assert compiler.compile_cubin(kernel, defines, arch, driver=0) == code
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) >= len(kernels) * len(ARCHITECTURES)
+    assert len([path for path in compiled.rglob("*") if path.is_file()]) >= len(kernels) * len(ARCHITECTURES)
 
 
-def test_compiled_kernels_are_kept_by_all_that_they_depend_on(tmp_path, monkeypatch):
-    pytest.importorskip("cuda.core")
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    try:
-        nvrtc.nvrtcVersion()
-    except Exception:
-        pytest.skip("NVRTC is not installed")
-    monkeypatch.setenv("SWILA_CACHE", str(tmp_path))
+def test_compiled_kernels_are_kept_by_all_that_they_depend_on(compiled, monkeypatch):
 
     def kept(text="*x = N;", defines=None, arch="sm_80", driver=1):
         monkeypatch.setattr(compiler, "source", lambda kernel: f"__global__ void swila_{kernel}(int* x) {{ {text} }}")
         compiler.compile_cubin("small", defines or {"N": "1"}, arch, driver)
-        return len([path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 500])
+        return len([path for path in compiled.rglob("*") if path.is_file() and path.stat().st_size > 500])
 
     first = kept()
     assert kept() == first
