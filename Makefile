@@ -25,7 +25,7 @@ test: $(READY)  ## all tests
 
 # Not the hundreds of random sizes: each would be compiled. First what takes longest, flash-linear-attention's own tuning.
 test-gpu: $(READY)  ## the tests of operation, layers, models, generation and captured training on an NVIDIA GPU
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --device cuda tests/layers/test_fla.py tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py tests/tasks/test_regbench.py tests/training/test_chosen_weights.py -k 'not test_any_call'
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --device cuda tests/layers/test_fla.py tests/ops tests/layers tests/generation tests/models/test_language_model.py tests/models/test_cross_entropy.py tests/tasks/test_regbench.py tests/experiments/loop/test_chosen_weights.py -k 'not test_any_call'
 
 sanitize: $(READY)  ## every CUDA kernel under compute-sanitizer: memcheck and racecheck
 	@$(BIN)/python tools/sanitize.py
@@ -40,7 +40,7 @@ format: $(READY)  ## rewrite to the project's style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 tables: $(READY)  ## check where results/ come from, and rewrite the tables of README and docs from them
-	@$(BIN)/python -m swila.tables
+	@$(BIN)/python -m tools.tables
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

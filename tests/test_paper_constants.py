@@ -147,7 +147,7 @@ TABLE = [
         mixer__balance_conditional=1e-3,
         mixer__router_noise=False,
         mixer__temporal=False,
-        mixer__gate=None,
+        mixer__decay_kind=None,
         mixer__normalize=True,
         mixer__g_proj=None,
     ),
@@ -231,7 +231,7 @@ TABLE = [
         mixer__router_noise=True,
         mixer__balance_marginal=0.0,
         mixer__balance_conditional=0.0,
-        mixer__gate=None,
+        mixer__decay_kind=None,
         mixer__normalize=True,
     ),
     *rows(f"{APP_CDAR}, Temporal SwiLA", "cdar temporal-swila", mixer__temporal=True, mixer__temporal_noise=True),
@@ -350,7 +350,7 @@ TABLE = [
         mixer__temporal_noise=False,
         mixer__balance_marginal=0.005,
         mixer__balance_conditional=0.005,
-        mixer__gate=None,
+        mixer__decay_kind=None,
     ),
     *rows(APP_REGBENCH, "regbench temporal-swila", mixer__temporal=True),
     *rows(OPEN, "regbench temporal-swila", mixer__temporal_bias=0.0),
@@ -437,11 +437,11 @@ TABLE = [
     ),
     *rows(APP_LM, ["swila-374m", "gated-swila-374m"], mixer__temporal=False),
     *rows(APP_LM, ["temporal-swila-374m", "gated-temporal-swila-374m"], mixer__temporal=True),
-    *rows(APP_LM, ["swila-374m", "temporal-swila-374m"], mixer__gate=None),
+    *rows(APP_LM, ["swila-374m", "temporal-swila-374m"], mixer__decay_kind=None),
     *rows(
         f"{APP_LM}; {APP_GATED}: one gate per key dimension",
         ["gated-swila-374m", "gated-temporal-swila-374m"],
-        mixer__gate="key",
+        mixer__decay_kind="key",
     ),
     *rows(
         f"{OPEN}: eq. (pre-decay) is that of the language models",
@@ -708,7 +708,7 @@ def test_defaults_of_the_layer_are_the_papers():
     """Who makes a layer without options gets the paper's: App. B, with expansion factors of one half (App. D)."""
     layer = SwiLA(64)
     assert (layer.num_heads, layer.num_mixtures, layer.head_k_dim, layer.head_v_dim) == (8, 4, 4, 4)
-    assert (layer.temporal, layer.gate, layer.decay_order, layer.normalize) == (False, None, "pre", True)
+    assert (layer.temporal, layer.decay_kind, layer.decay_order, layer.normalize) == (False, None, "pre", True)
     assert (layer.router_noise, layer.temporal_noise, layer.balance_marginal) == (False, False, 0.0)
     assert layer.q_conv1d.width == 4
     assert SwiLA(64, balance_marginal=0.3).balance_conditional == 0.3, "λ_cond is λ_marg unless told otherwise"

@@ -5,9 +5,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tools.tables import insert, tables
 
 from swila.layers import registry
-from swila.tables import insert, tables
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

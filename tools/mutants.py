@@ -4,10 +4,10 @@ The lists in ``tools/mutants/*.toml`` hold entries of this form::
 
     [[mutant]]
     name = "the auxiliary loss is never added"  # unique, says what is broken
-    file = "src/swila/training/updates.py"
+    file = "src/swila/experiments/loop/updates.py"
     old = '''(loss + collect_auxiliary_loss(self.model))'''  # occurs exactly once in the file
     new = '''loss'''
-    tests = ["tests/training/test_updates.py"]  # arguments of pytest
+    tests = ["tests/experiments/loop/test_updates.py"]  # arguments of pytest
 
 Run ``python tools/mutants.py --help`` for the options.
 """

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swila.benchmarks import rivals
+from swila.benchmarks import baselines
 from swila.benchmarks.op import verdict
 from swila.layers.delta_rule import delta_rule
 from swila.ops.backends import get_backend
 from swila.testing import VARIANTS, Shape
 
 
-def rival(wrong=None, decay=None):
+def baseline(wrong=None, decay=None):
     """An operation with flash-linear-attention's arguments, by our blocked algorithm; or one that is wrong."""
 
     def operation(q, k, v, beta, g=None):
@@ -46,11 +46,11 @@ SHAPE = Shape(B=2, T=64, H=2)
 
 @pytest.fixture
 def contest(monkeypatch):
-    """The contest on a CPU without ours, with a clock that says 1 ms; of one rival with the given inputs."""
-    monkeypatch.setattr(rivals, "CHECKED_TOKENS", 40)
-    monkeypatch.setattr(rivals, "OURS", {})
-    monkeypatch.setattr(rivals.fla, "unusable", lambda: None)
-    monkeypatch.setattr(rivals, "milliseconds", lambda work, times=5: 1.0)
+    """The contest on a CPU without ours, with a clock that says 1 ms; of one baseline with the given inputs."""
+    monkeypatch.setattr(baselines, "CHECKED_TOKENS", 40)
+    monkeypatch.setattr(baselines, "OURS", {})
+    monkeypatch.setattr(baselines.fla, "unusable", lambda: None)
+    monkeypatch.setattr(baselines, "milliseconds", lambda work, times=5: 1.0)
 
     def run(inputs):
         shapes = []
@@ -60,9 +60,9 @@ def contest(monkeypatch):
             operation(**call)
             return timing, lambda: operation(**call), list(call.values()), None
 
-        monkeypatch.setattr(rivals, "_entered", entered)
-        monkeypatch.setattr(rivals, "rival_inputs", inputs)
-        (timing,) = rivals.contest(SHAPE, "cpu", 2, 1.0, ("GDN",))
+        monkeypatch.setattr(baselines, "_entered", entered)
+        monkeypatch.setattr(baselines, "baseline_inputs", inputs)
+        (timing,) = baselines.contest(SHAPE, "cpu", 2, 1.0, ("GDN",))
         assert shapes == [(2, 64, 2)], "warmed up at the shape that is timed"
         return timing
 
@@ -71,7 +71,7 @@ def contest(monkeypatch):
 
 @pytest.mark.parametrize("decay", [None, "head", "key"])
 def test_right_ones_are_timed(contest, decay):
-    timing = contest(rival(decay=decay))
+    timing = contest(baseline(decay=decay))
     assert set(timing.errors) == {"output", "d q", "d k", "d v", "d beta"} | ({"d g"} if decay else set())
     assert all(error < 0.01 for error in timing.errors.values())
     assert (timing.refused, timing.forward_ms, timing.total_ms) == (None, 1.0, 1.0)
@@ -81,14 +81,14 @@ def test_right_ones_are_timed(contest, decay):
     ("wrong", "named"), [("scale", "output"), ("half the decay", "output"), ("gradient of k", "d k off by")]
 )
 def test_wrong_ones_are_not(contest, wrong, named):
-    timing = contest(rival(wrong, "head" if wrong != "gradient of k" else None))
+    timing = contest(baseline(wrong, "head" if wrong != "gradient of k" else None))
     assert timing.refused.startswith("wrong: ")
     assert named in timing.refused
     assert timing.forward_ms is timing.total_ms is None
 
 
 def test_what_crashes_is_not_timed(contest):
-    timing = contest(rival("crash"))
+    timing = contest(baseline("crash"))
     assert timing.refused == "crashed: RuntimeError: not on this GPU"
     assert (timing.errors, timing.forward_ms) == ({}, None)
 
@@ -99,16 +99,18 @@ def test_states_have_as_many_numbers_as_ours(monkeypatch, name, decay):
     operations = {"delta_rule": "chunk_delta_rule", "gated_delta_rule": "chunk_gated_delta_rule", "kda": "chunk_kda"}
     for module, operation in operations.items():
         monkeypatch.setitem(sys.modules, f"fla.ops.{module}", SimpleNamespace(**{operation: None}))
-    _, call = rivals.rival_inputs(name, Shape(B=1, T=3, H=2, K=8, V=8, J=4), "cpu")
+    _, call = baselines.baseline_inputs(name, Shape(B=1, T=3, H=2, K=8, V=8, J=4), "cpu")
     assert all(call[key].shape == (1, 3, 2, 16) for key in "qkv")
     assert call["beta"].shape == (1, 3, 2)
     assert (call["g"].shape[3:] if "g" in call else None) == decay
 
 
 def test_nan_is_wrong():
-    assert rivals.rival_refused({"output": float("nan")}) == "wrong: output off by nan"
-    assert rivals.rival_refused({"output": 0.019, "d g": 0.09}) is None
-    assert rivals.rival_refused({"output": 0.021, "d g": 0.11}) == "wrong: output off by 2.1e-02, d g off by 1.1e-01"
+    assert baselines.baseline_refused({"output": float("nan")}) == "wrong: output off by nan"
+    assert baselines.baseline_refused({"output": 0.019, "d g": 0.09}) is None
+    assert (
+        baselines.baseline_refused({"output": 0.021, "d g": 0.11}) == "wrong: output off by 2.1e-02, d g off by 1.1e-01"
+    )
 
 
 def test_the_errors_of_ours_are_kept_as_well():

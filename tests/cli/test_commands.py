@@ -151,7 +151,7 @@ def test_version(run):
         (["bench", "op", "--shape", "B4 Q3"], "shape must be sizes such as 'B4 T1024 H4 K64 V64 J4', got 'B4 Q3'"),
         (["bench", "op", "--shape", "B0"], "got 'B0'"),
         (["bench", "op", "--variant", "fancy"], "variant must be one of plain, temporal, "),
-        (["bench", "op", "--rival", "GDN"], "rival is for a GPU, without variant or backend"),
+        (["bench", "op", "--baseline", "GDN"], "baseline is for a GPU, without variant or backend"),
         (["bench", "op", "--dtype", "int8"], "dtype must be one of float64, float32, bfloat16, float16, got 'int8'"),
         (
             ["bench", "op", "--backend", "fast"],

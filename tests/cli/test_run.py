@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from swila.cli.app import app
 from swila.cli.options import parse_seeds
-from swila.experiments.recall import MODELS, SETTINGS
+from swila.experiments.recall.runs import MODELS, SETTINGS
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swila.experiments import cdar_figures
-from swila.experiments.cdar import PRESETS, make_runs, routing, shares_by_context
-from swila.experiments.cdar_figures import _mixture_of_context, _token_names, draw, draw_routing
+from swila.experiments.cdar import figures as cdar_figures
+from swila.experiments.cdar.figures import _mixture_of_context, _token_names, draw, draw_routing
+from swila.experiments.cdar.presets import PRESETS, make_runs
+from swila.experiments.cdar.routing import routing, shares_by_context
 from swila.experiments.experiment import runs_in
-from swila.experiments.recall import MODELS
+from swila.experiments.recall.runs import MODELS
 from swila.experiments.registry import CDAR as CDAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.models import SyntheticModel

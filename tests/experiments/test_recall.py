@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from tools.tables.recall import epochs_table, rates_table, recall_table
+from tools.tables.recall_claims import recall_claims
 
 from swila.environment import environment
-from swila.experiments import cdar, mqar, settings
-from swila.experiments.recall import SETTINGS, summarize
-from swila.experiments.recall_figures import _lines, draw
+from swila.experiments import cdar, mqar, recall, settings
+from swila.experiments.recall.figures import _lines, draw
+from swila.experiments.recall.runs import SETTINGS, summarize
 from swila.experiments.registry import MQAR as MQAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.experiments.training_run import TrainingRun
 from swila.models import SyntheticModel
-from swila.tables.recall import epochs_table, rates_table, recall_table
-from swila.tables.recall_claims import recall_claims
 from swila.tasks import CDAR, MQAR
 
 
@@ -66,7 +66,7 @@ def test_every_open_point_can_be_set():
     }  # fmt: skip
     assert set(values) == set(SETTINGS)
     usual = replace(cdar.PRESETS["tiny"], noise=False, temporal_bias=-2.0)
-    (run,) = cdar.recall.make_runs({"tiny": usual}, "tiny", ["temporal-swila"], seeds=[0], settings=values)
+    (run,) = recall.make_runs({"tiny": usual}, "tiny", ["temporal-swila"], seeds=[0], settings=values)
     options, model, training = run.model.mixer_options, run.model, run.training
     assert (model.init_std, model.embed_dropout) == (0.5, 0.25)
     assert options["temporal_bias"] == -1.0
@@ -145,7 +145,7 @@ def test_variants_are_rows_of_their_own():
     ]
     plain, other = summarize(runs)
     assert (plain["variant"], plain["best"], plain["mean"], plain["solved"], plain["runs"]) == ("", 1.0, 0.6, 1, 3)
-    assert (plain["best_run"], plain["not_over"]) == ("b", {"d": "running"})
+    assert (plain["best_run"], plain["unfinished"]) == ("b", {"d": "running"})
     assert (other["variant"], other["best"], other["runs"]) == ("noise=false", 0.9, 1)
 
 

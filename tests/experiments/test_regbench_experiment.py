@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swila.experiments.regbench import MODELS, PAPER, PRESETS, make_runs, yardsticks
+from swila.experiments.regbench.runs import MODELS, PAPER, PRESETS, make_runs, yardsticks
 from swila.experiments.registry import REGBENCH
 from swila.experiments.sweep import run_all
 from swila.tasks import IGNORE, legality, ngram_distribution

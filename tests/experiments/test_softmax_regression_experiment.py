@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from swila.experiments.registry import SOFTMAX_REGRESSION
-from swila.experiments.softmax_regression import MODELS, PRESETS, configurations, make_runs
+from swila.experiments.softmax_regression.runs import MODELS, PRESETS, configurations, make_runs
 from swila.experiments.sweep import run_all
 
 
@@ -87,8 +87,10 @@ def test_every_configuration_trains_and_is_summarized(tmp_path):
     best = {row["state"]: row["size"] for row in record["rows"] if row["best_of_budget"]}
     assert len(best) == 3
     for state, size in best.items():
-        rivals = [row for row in record["rows"] if row["model"] == "swila" and row["state"] == state]
-        losses = {row["size"]: fmean(results[name]["validation"]["loss"] for name in row["chosen"]) for row in rivals}
+        baselines = [row for row in record["rows"] if row["model"] == "swila" and row["state"] == state]
+        losses = {
+            row["size"]: fmean(results[name]["validation"]["loss"] for name in row["chosen"]) for row in baselines
+        }
         assert min(losses, key=losses.get) == size
     json.dumps(record)
     for paths in SOFTMAX_REGRESSION.draw(record, tmp_path, None):

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from swila.experiments.cdar import make_runs
+from swila.experiments.cdar.presets import make_runs
 from swila.experiments.experiment import Experiment, choose_by_validation
+from swila.experiments.loop import Progress
 from swila.experiments.registry import EXPERIMENTS, REGBENCH
 from swila.experiments.sweep import claim, run_all, take_turns
-from swila.training import Progress, RunDirectory
+from swila.training import RunDirectory
 
 
 def few(models=None, steps=6, seeds=(0,)):
@@ -317,7 +318,7 @@ def test_learning_rates_are_chosen_by_validation_and_scores_are_of_the_test_set(
     assert row["mean"] == pytest.approx(0.7)
     assert (row["seeds"], row["lr"], row["best_epochs"]) == ([0, 1], 3e-3, [2.5, 2.5])
     assert row["validation_loss"] == pytest.approx(0.35)
-    assert row["not_over"] == ["e"]
+    assert row["unfinished"] == ["e"]
     assert row["diverged"] == ["c", "d"]
     assert row["test"] == {"r2": pytest.approx(0.7)}
     with pytest.raises(ValueError, match="runs of swila H1 must be trained alike to be compared"):
@@ -331,19 +332,19 @@ def test_learning_rates_are_chosen_by_validation_and_scores_are_of_the_test_set(
 
 
 def test_records_are_joined_and_what_is_over_counts():
-    over, not_over = judged("a", 0, 1e-3, 0.5, 0.9), {"name": "a", "model": "swila", "status": "running"}
+    over, unfinished = judged("a", 0, 1e-3, 0.5, 0.9), {"name": "a", "model": "swila", "status": "running"}
     here = {"experiment": "regbench", "environment": {"commit": "x", "date": "1"}, "yardsticks": {}, "rows": []}
     here |= {"task": {"symbols": 18}}
     there = here | {"environment": {"commit": "y", "date": "1"}}
     again = here | {"environment": {"commit": "x", "date": "2"}}
     more = {"train_examples": 1000, "curve": []}
-    for parts in ([over, not_over], [not_over, over]):
+    for parts in ([over, unfinished], [unfinished, over]):
         records = [
             place | {"runs": {"a": judged("a", 0, 1e-3, 0.5, None) | more | part}}
             for place, part in zip((here, there), parts, strict=True)
         ]
         for record, part in zip(records, parts, strict=True):
-            if part is not_over:
+            if part is unfinished:
                 del record["runs"]["a"]["best"]
         joined = REGBENCH.join([*records, again | {"runs": {}}])
         assert joined["runs"]["a"]["best"] == 0.9

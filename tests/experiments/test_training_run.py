@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from swila.experiments import cdar, mqar, recall, regbench, softmax_regression
+from swila.experiments.cdar.routing import shares_by_context
+from swila.experiments.loop import LegalPrediction, Regression, TokenPrediction
 from swila.tasks import IGNORE
-from swila.training import LegalPrediction, Regression, RunDirectory, TokenPrediction
+from swila.training import RunDirectory
 
 SMALL = {"train_examples": 64, "test_examples": 20, "validation_examples": 12}
 
@@ -112,7 +114,7 @@ def test_shares_by_context():
     """The mean over the tokens of each context, counted from one; what is before the first query has none."""
     trace = torch.tensor([[0.1, 0.9, 0.3, 0.5, 1.0]])[:, :, None, None, None]
     context = torch.tensor([[1, 2, 1, -1, 2]])
-    assert cdar.shares_by_context(trace, context, 2).flatten().tolist() == pytest.approx([0.2, 0.95])
+    assert shares_by_context(trace, context, 2).flatten().tolist() == pytest.approx([0.2, 0.95])
 
 
 def test_the_cache_of_attention_grows_with_the_task():

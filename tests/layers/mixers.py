@@ -10,9 +10,9 @@ MIXERS = {
     "swila-temporal": ("swila", {"num_heads": 2, "temporal": True, "temporal_bias": -1.0, "conv_size": 2}),
     "swila-gated": (
         "swila",
-        {"num_heads": 2, "gate": "key", "use_output_gate": True, "router_projection": "low-rank:3"},
+        {"num_heads": 2, "decay": "key", "use_output_gate": True, "router_projection": "low-rank:3"},
     ),
-    "swila-value": ("swila", {"num_heads": 1, "gate": "value", "decay_order": "post", "use_short_conv": False}),
+    "swila-value": ("swila", {"num_heads": 1, "decay": "value", "decay_order": "post", "use_short_conv": False}),
     "swila-all": (
         "swila",
         {
@@ -20,7 +20,7 @@ MIXERS = {
             "expand_k": 0.5,
             "expand_v": 1.0,
             "temporal": True,
-            "gate": "head",
+            "decay": "head",
             "router_projection": "swiglu:5",
             "beta_projection": "swiglu:4",
             "decay_projection": "low-rank:2",
@@ -35,7 +35,10 @@ MIXERS = {
     "gated-deltanet": ("gated-deltanet", {"num_heads": 2, "head_dim": 6}),
     "kda": ("kda", {"num_heads": 2, "expand_v": 0.5}),
     "mom": ("mom", {"num_heads": 2, "head_dim": 4, "num_memories": 3, "top_k": 2}),
-    "mom-gated": ("mom", {"num_heads": 1, "head_dim": 4, "gate": True, "shared_memory": True, "use_output_gate": True}),
+    "mom-gated": (
+        "mom",
+        {"num_heads": 1, "head_dim": 4, "decay": True, "shared_memory": True, "use_output_gate": True},
+    ),
     "attention": ("attention", {"num_heads": 4, "num_kv_heads": 2}),
     "attention-conv": ("attention", {"num_heads": 2, "use_short_conv": True, "conv_size": 2, "qk_norm": True}),
     "attention-input-conv": ("attention", {"num_heads": 2, "use_short_conv": True, "conv_on": "input"}),

@@ -408,10 +408,10 @@ class Mean(CLASSES["deltanet"].__mro__[2]):
         options = {"use_short_conv": False, "conv_size": 2, "conv_bias": False, "output_gate": None, "norm_eps": 1e-5}
         super().__init__(hidden_size, 1, 4, 4, layer_idx=layer_idx, backend="auto", **options)
 
-    def recur(self, x, q, k, v, state, mode):
+    def recur(self, x, q, k, v, state, context):
         before = v.new_zeros(v[:, 0].shape) if state is None else state[0]
         total = before.unsqueeze(1) + v.cumsum(1)
-        return total, (total[:, -1],) if mode.return_state else None
+        return total, (total[:, -1],) if context.return_state else None
 
 
 def test_layers_of_ones_own_have_states_of_their_own():
@@ -433,9 +433,9 @@ def test_layers_of_ones_own_have_states_of_their_own():
 class Sum(SequenceMixer):
     """A layer of one's own with nothing but what it must have."""
 
-    def mix(self, x, past, mode):
+    def mix(self, x, past, context):
         total = x.cumsum(1) + (past["recurrent_state"].unsqueeze(1) if past else 0.0)
-        return total, {"recurrent_state": total[:, -1]} if mode.return_state else None
+        return total, {"recurrent_state": total[:, -1]} if context.return_state else None
 
 
 def test_a_step_of_ones_own_layer_leaves_rows_that_are_done_alone():

@@ -13,7 +13,7 @@ LAYERS = {
     "gated-deltanet": ("gated-deltanet", {"num_heads": 2, "head_dim": 128}),
     "kda": ("kda", {"num_heads": 2, "head_dim": 128}),
     "dn-mom": ("mom", {"num_heads": 1, "head_dim": 128}),
-    "gdn-mom": ("mom", {"num_heads": 1, "head_dim": 128, "gate": True, "shared_memory": True}),
+    "gdn-mom": ("mom", {"num_heads": 1, "head_dim": 128, "decay": True, "shared_memory": True}),
     "fox": ("fox", {"num_heads": 2}),
 }
 

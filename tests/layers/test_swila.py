@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from swila.layers import SwiLA
-from swila.layers.mode import Mode
+from swila.layers.context import CallContext
 
 
 def naive(layer, x):
@@ -40,9 +40,9 @@ def naive(layer, x):
         g_k = (layer.key_gate(x) + layer.key_gate_bias).sigmoid().view(B, T, H, V)
         g_q = (layer.query_gate(x) + layer.query_gate_bias).sigmoid().view(B, T, H, V)
     alpha = torch.ones(B, T, H, J, V, K, dtype=x.dtype)
-    if layer.gate is not None:
+    if layer.decay_kind is not None:
         a = decay(layer.decay, x).unflatten(2, (H, J))
-        alpha = alpha * (a.unsqueeze(-1) if layer.gate == "value" else a.unsqueeze(-2))
+        alpha = alpha * (a.unsqueeze(-1) if layer.decay_kind == "value" else a.unsqueeze(-2))
     W = x.new_zeros(B, H, J, V, K)
     r = rho = x.new_full((B, H, J, V), 1 / J)
     out = []
@@ -108,7 +108,7 @@ def test_noise_is_what_the_paper_says(x):
     """ε softplus(x θ) with ε of unit variance, drawn anew for each logit."""
     layer = build("swila", router_noise=True)
     many = x[:1, :1].expand(4000, 1, -1)
-    logits = layer._operands(many, *layer._project(many, None, Mode())[1:4])["key_logits"]
+    logits = layer._operands(many, *layer._project(many, None, CallContext())[1:4])["key_logits"]
     clean = layer.key_router(x[:1, :1]).view(1, 1, *logits.shape[2:])
     scale = F.softplus(layer.key_noise(x[:1, :1])).view(1, 1, *logits.shape[2:])
     drawn = (logits - clean) / scale
@@ -169,13 +169,13 @@ def test_load_balancing_loss_is_handed_out_once(x):
     ("options", "message"),
     [
         ({"num_mixtures": 0}, "num_mixtures must be at least 1, got 0"),
-        ({"gate": True}, "gate must be None, 'key', 'value' or 'head', got True"),
+        ({"decay": True}, "decay must be None, 'key', 'value' or 'head', got True"),
         ({"decay_order": "after"}, "decay_order must be 'pre' or 'post', got 'after'"),
         ({"router_projection": "swiglu"}, "router_projection must be 'linear', 'low-rank:RANK' or 'swiglu:WIDTH'"),
         ({"beta_projection": "low-rank:0"}, "beta_projection must be .* got 'low-rank:0'"),
         ({"temporal_noise": True}, "temporal_noise has no effect without temporal=True"),
         ({"temporal_bias": -2.0}, "temporal_bias has no effect without temporal=True"),
-        ({"decay_projection": "low-rank:2"}, "decay_projection has no effect without a gate"),
+        ({"decay_projection": "low-rank:2"}, "decay_projection has no effect without a decay"),
         ({"expand_k": 0.3}, "expand_k must make hidden_size \\* expand_k a multiple of num_heads, got 16 \\* 0.3"),
         ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
         ({"balance_marginal": -1}, "balance_marginal must be a finite number of at least 0, got -1"),
@@ -190,7 +190,7 @@ def test_bad_options(options, message):
 
 
 def test_the_papers_language_model_size():
-    layer = SwiLA(1024, num_heads=8, num_mixtures=4, gate="key", temporal=True, router_projection="low-rank:16")
+    layer = SwiLA(1024, num_heads=8, num_mixtures=4, decay="key", temporal=True, router_projection="low-rank:16")
     assert layer.state_size() == 131_072
     assert (layer.head_k_dim, layer.head_v_dim) == (64, 64)
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from swila.layers import SwiLA, collect_auxiliary_loss, collect_routing_diagnostics, make_mixer, mutual_information_loss
+from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
-from swila.layers.mode import Mode
 from swila.layers.mom import switch_loss
 from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.projection import make_projection
@@ -21,7 +21,7 @@ from swila.models.block import Block
 
 def operands_of(layer, x):
     """What the layer hands to the operation."""
-    return layer._operands(x, *layer._project(x, None, Mode())[1:4])
+    return layer._operands(x, *layer._project(x, None, CallContext())[1:4])
 
 
 NOISY = {
@@ -214,9 +214,9 @@ def test_decays_keep_their_precision_under_autocast():
 def test_which_decays_may_start_at_nothing():
     """Those per head, as in Mamba-2 and GDN; not those of KDA and of Gated SwiLA."""
     assert make_mixer("gated-deltanet", 16, num_heads=2).decay.slowest == 0.0
-    assert make_mixer("mom", 16, num_heads=2, gate=True).decay.slowest == 0.0
+    assert make_mixer("mom", 16, num_heads=2, decay=True).decay.slowest == 0.0
     assert make_mixer("kda", 16, num_heads=2).decay.slowest == 1.0
-    assert SwiLA(16, num_heads=2, gate="key").decay.slowest == 1.0
+    assert SwiLA(16, num_heads=2, decay="key").decay.slowest == 1.0
 
 
 def test_convolutions_start_as_torchs():

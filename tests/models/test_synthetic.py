@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from swila.models import SyntheticModel, SyntheticModelConfig
 
-OPTIONS = {"num_heads": 1, "num_mixtures": 2, "temporal": True, "temporal_bias": -2.0, "gate": "key"}
+OPTIONS = {"num_heads": 1, "num_mixtures": 2, "temporal": True, "temporal_bias": -2.0, "decay": "key"}
 
 
 def make(**more):

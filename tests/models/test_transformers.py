@@ -101,7 +101,7 @@ def test_cards_name_the_architecture(tmp_path):
     for name, title in names.items():
         assert model_title(SwiLAConfig.preset(name)) == title
     assert model_title(SwiLAConfig.preset("swila-16-115m")) == "SwiLA, 16 mixtures"
-    plain = SwiLAConfig(mixer_options={"temporal": False, "gate": None, "num_heads": 8})
+    plain = SwiLAConfig(mixer_options={"temporal": False, "decay": None, "num_heads": 8})
     assert model_title(plain) == "SwiLA"
     tiny("swila").save_pretrained(tmp_path, False)
     assert not (tmp_path / "README.md").exists()

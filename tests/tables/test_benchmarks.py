@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tools.tables.benchmarks import baseline_tables
 
-from swila.benchmarks.rivals import pairs
-from swila.tables.benchmarks import rivals_tables
+from swila.benchmarks.baselines import pairs
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "results" / "op-cuda.json").read_text())
@@ -47,14 +47,14 @@ def test_shapes_are_told_apart():
     record = made_up()
     record["shapes"][1]["timings"][0]["total_ms"] = 16.0
     assert {row[0]: row[2] for row in pairs(record)}["plain / GDN"] == "0.50 / **2.00**"
-    assert "Ratios at B1 T64 H2 / B2 T64 H2: under 1 SwiLA takes less" in rivals_tables(record)
+    assert "Ratios at B1 T64 H2 / B2 T64 H2: under 1 SwiLA takes less" in baseline_tables(record)
 
 
 def test_what_was_not_timed_is_a_dash():
     rows = {row[0]: row[1:] for row in pairs(made_up(KDA=(None, None, None)))}
     assert rows["plain / KDA"] == ("– / –", "– / –", "– / –")
     assert rows["plain / GDN"][0] == "0.50 / 0.50"
-    assert "| B1 T64 H2 | KDA |" not in rivals_tables(made_up(KDA=(None, None, None)))
+    assert "| B1 T64 H2 | KDA |" not in baseline_tables(made_up(KDA=(None, None, None)))
 
 
 def test_committed_pairs_show_where_we_are_slower():
@@ -71,23 +71,23 @@ def test_committed_pairs_show_where_we_are_slower():
 
 
 def test_states_of_the_same_size_have_more_beside_them():
-    text = rivals_tables(made_up())
+    text = baseline_tables(made_up())
     assert "2,048 a head; temporal SwiLA carries r and ρ as well, 64 scalars each a head, 6.2% more in all" in text
 
 
 def test_baselines_that_were_not_checked_are_named():
     record = made_up()
-    assert "The results of GDN, DeltaNet and KDA were not checked." in rivals_tables(record)
+    assert "The results of GDN, DeltaNet and KDA were not checked." in baseline_tables(record)
     for i, found in enumerate(record["shapes"]):
         for timing in found["timings"]:
             if timing["name"] in THEIRS:
                 worst = i == (timing["name"] != "GDN")
                 timing |= {"errors": {"output": 0.003, "d q": 0.003 + 0.001 * worst}}
-    text = rivals_tables(record)
+    text = baseline_tables(record)
     assert "largest relative error: GDN to 4e-03, DeltaNet to 4e-03, KDA to 4e-03)" in text, "the worst of the shapes"
     assert "not checked" not in text
     record["shapes"][0]["timings"][-1]["errors"] = {}
-    text = rivals_tables(record)
+    text = baseline_tables(record)
     assert "GDN to 4e-03, DeltaNet to 4e-03)" in text
     assert "The results of KDA were not checked." in text
 
@@ -96,12 +96,12 @@ def test_baselines_that_were_not_checked_are_named():
 def test_the_refusal_that_is_lifted_is_told(triton, told):
     record = made_up()
     record["environment"]["packages"]["triton"] = triton
-    text = rivals_tables(record)
+    text = baseline_tables(record)
     assert ("refuses GDN's backward on Hopper GPUs" in text) == told
     assert ("heads of 128 are computed in blocks" in text) == told
     for found in record["shapes"]:
         found["timings"] = [timing for timing in found["timings"] if timing["name"] != "GDN"]
-    assert "refuses" not in rivals_tables(record)
+    assert "refuses" not in baseline_tables(record)
 
 
 def test_the_readme_claims_no_more_of_the_kernels_than_was_measured():

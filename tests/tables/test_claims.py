@@ -5,20 +5,20 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.tables import tables
+from tools.tables.effort import Effort, as_much, below, effort, less_tried
+from tools.tables.recall import small_table
+from tools.tables.recall_claims import recall_claims
+from tools.tables.regbench import regbench_claims
+from tools.tables.softmax_regression import balanced, regression_claims
+from tools.tables.wording import listed, not_decided, standing, yes
 
 from swila.environment import environment
-from swila.experiments import softmax_regression_figures
 from swila.experiments.experiment import lengths
-from swila.experiments.recall import summarize
-from swila.experiments.regbench_figures import notes as regbench_notes
-from swila.experiments.softmax_regression import summarize as summarize_regression
-from swila.tables import tables
-from swila.tables.effort import Effort, as_much, below, effort, less_tried
-from swila.tables.recall import small_table
-from swila.tables.recall_claims import recall_claims
-from swila.tables.regbench import regbench_claims
-from swila.tables.softmax_regression import balanced, regression_claims
-from swila.tables.wording import listed, not_decided, standing, yes
+from swila.experiments.recall.runs import summarize
+from swila.experiments.regbench.figures import notes as regbench_notes
+from swila.experiments.softmax_regression import figures as softmax_regression_figures
+from swila.experiments.softmax_regression.runs import summarize as summarize_regression
 
 ROOT = Path(__file__).parents[2]
 PAPER_RATES = (3.16e-4, 1e-3, 3.16e-3, 1e-2)

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.tables import provenance
+from tools.tables.conditions import conditions
+from tools.tables.provenance import UNDIGESTED, check, environments
 
 from swila import environment
 from swila.source_digest import commit_digest, digest, git, main, source_digest
-from swila.tables import provenance
-from swila.tables.conditions import conditions
-from swila.tables.provenance import UNDIGESTED, check, environments
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"__init__.py": b"x = 1\n", "ops/kernel.cu": b"int x;\n", "py.typed": b""}
@@ -241,7 +241,7 @@ def test_tables_are_not_written_from_results_of_nowhere(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text(before)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"error: .*new\.json must name the sources"):
-        runpy.run_module("swila.tables")
+        runpy.run_module("tools.tables")
     assert (tmp_path / "README.md").read_text() == before
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from swila.experiments import cdar, regbench, softmax_regression
+from swila.experiments.loop import Trainer
 from swila.experiments.training_run import TrainingRun
-from swila.training import RunDirectory, Trainer
+from swila.training import RunDirectory
 
 CASES: dict[str, Callable[[], TrainingRun]] = {
     "cdar, paper": lambda: cdar.make_runs("paper", ["temporal-swila"], [64], [1], [1e-3], [0])[0],

@@ -46,7 +46,7 @@ def op(
         list[str] | None, typer.Option(help="Backend to time; repeat for several. Default: all.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Turns of each backend; times are medians.", min=1)] = 5,
-    rival: Annotated[
+    baseline: Annotated[
         list[str] | None, typer.Option(help="On a GPU, whom to time beside: GDN, DeltaNet, KDA. Default: all.")
     ] = None,
     out: Annotated[
@@ -74,9 +74,9 @@ def op(
 
     path = out or Path("runs/bench") / f"op-{device.replace(':', '')}.json"
     if device.startswith("cuda") and variant is None and not backend:
-        return _beside_rivals(shape, device, repeats, rival, path)
-    if rival:
-        fail("rival is for a GPU, without variant or backend: there are no rivals to time beside otherwise")
+        return _beside_baselines(shape, device, repeats, baseline, path)
+    if baseline:
+        fail("baseline is for a GPU, without variant or backend: there are no baselines to time beside otherwise")
     shape, variant = shape or SHAPE, variant or "plain"
     with one_line_errors():
         sizes, form, kind = parse_shape(shape), parse_variant(variant), parse_dtype(dtype)
@@ -208,7 +208,7 @@ def generation(
 bench.command()(training)
 
 
-def _beside_rivals(shape: str | None, device: str, repeats: int, names: list[str] | None, path: Path) -> None:
+def _beside_baselines(shape: str | None, device: str, repeats: int, names: list[str] | None, path: Path) -> None:
     import json
     import re
 
@@ -216,7 +216,7 @@ def _beside_rivals(shape: str | None, device: str, repeats: int, names: list[str
     from rich.markup import escape
     from rich.table import Table
 
-    from swila.benchmarks.rivals import HEADINGS, MEASURES, RIVALS, SHAPES, benchmark, cells, pairs
+    from swila.benchmarks.baselines import BASELINES, HEADINGS, MEASURES, SHAPES, benchmark, cells, pairs
     from swila.environment import environment
     from swila.layers import fla
 
@@ -224,20 +224,20 @@ def _beside_rivals(shape: str | None, device: str, repeats: int, names: list[str
         parse_device(device)
         shapes = (parse_shape(shape),) if shape else SHAPES
         for name in names or ():
-            if name not in RIVALS:
-                fail(f"rival must be one of {', '.join(RIVALS)}, got {name}")
+            if name not in BASELINES:
+                fail(f"baseline must be one of {', '.join(BASELINES)}, got {name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()  # better now than after the measurement
         console = Console()
         if reason := fla.unusable():
-            console.print(f"[yellow]no rivals: {escape(reason)}[/]")
+            console.print(f"[yellow]no baselines: {escape(reason)}[/]")
         about = {"benchmark": "op", "environment": environment(), "device": device, "repeats": repeats}
 
         def save(record: dict) -> None:
             path.write_text(json.dumps(about | record, indent=2) + "\n")
 
         with console.status("starting") as status:
-            record = benchmark(shapes, device, repeats, status.update, save, tuple(names or RIVALS))
+            record = benchmark(shapes, device, repeats, status.update, save, tuple(names or BASELINES))
     for found in record["shapes"]:
         title = " ".join(f"{name}{size}" for name, size in found["shape"].items())
         table = Table(title=title, title_justify="left", box=None)

@@ -28,7 +28,7 @@ def inspect(
     from rich.console import Console
 
     from swila.environment import environment
-    from swila.experiments.cdar_memory import memory_report
+    from swila.experiments.cdar.memory import memory_report
     from swila.experiments.training_run import TrainingRun
     from swila.tasks import CDAR
     from swila.training.run_directory import is_run, read_json, write_json
@@ -51,7 +51,7 @@ def inspect(
 def _show(console: Console, record: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from swila.experiments.cdar_memory import MEASURED
+    from swila.experiments.cdar.memory import MEASURED
 
     changes = {"nothing": record} | record.get("without_writes", {})
     table = Table(title="accuracy", title_justify="left", box=None)

@@ -33,7 +33,7 @@ def show(console: Console, experiment: Experiment, record: dict[str, Any]) -> No
 
 
 def _warn(console: Console, rows: list[dict[str, Any]]) -> None:
-    for what, key in (("diverged", "diverged"), ("not over, or failed", "not_over")):
+    for what, key in (("diverged", "diverged"), ("not over, or failed", "unfinished")):
         names = [name for row in rows for name in row[key]]
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -94,7 +94,7 @@ def _recall(
     fresh: Fresh = False,
     tensorboard: TensorBoard = True,
 ) -> None:
-    from swila.experiments.recall import make_runs
+    from swila.experiments.recall.runs import make_runs
     from swila.experiments.registry import EXPERIMENTS
     from swila.experiments.settings import parse
 
@@ -171,7 +171,7 @@ def softmax_regression(
     with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
     from swila.experiments.registry import SOFTMAX_REGRESSION
-    from swila.experiments.softmax_regression import make_runs
+    from swila.experiments.softmax_regression.runs import make_runs
 
     with one_line_errors():
         runs = make_runs(preset, model, budget, lr, parse_seeds(seeds), steps, precision)
@@ -221,7 +221,7 @@ def regbench(
     table, with hardware, versions and commit), accuracy.png, total-variation.png, progress.png, and a directory for
     every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
-    from swila.experiments.regbench import make_runs
+    from swila.experiments.regbench.runs import make_runs
     from swila.experiments.registry import REGBENCH
 
     with one_line_errors():

@@ -195,7 +195,7 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
     """A row for each value of ``key``: the seeds of the learning rate with the lowest mean validation loss, tested.
 
     One learning rate for all seeds of a row, since a seed that tried fewer than the others would count with a worse
-    one. Runs that are not over are named in ``not_over``, those that diverged in ``diverged``; the best weights of
+    one. Runs that are not over are named in ``unfinished``, those that diverged in ``diverged``; the best weights of
     these count, and a learning rate with a seed that has none is taken only if all have such seeds. Runs of one row
     must have the same number of steps before them.
     """
@@ -227,7 +227,7 @@ def choose_by_validation(runs: Sequence[dict[str, Any]], key: Sequence[str]) -> 
             | {"test": {name: fmean(run["test"][name] for run in chosen) for name in metrics}}
             | {"tests": [run["test"] for run in chosen]}
             | {"best_epochs": [round(run["best_step"] / run["steps_per_epoch"], 1) for run in chosen]}
-            | {"runs": len(members), "not_over": [run["name"] for run in members if "best" not in run]}
+            | {"runs": len(members), "unfinished": [run["name"] for run in members if "best" not in run]}
             | {"diverged": [run["name"] for run in members if run["status"] == "diverged"]}
         )
     return table

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swila.experiments import (
-    cdar,
-    cdar_figures,
-    mqar,
-    recall,
-    recall_figures,
-    regbench,
-    regbench_figures,
-    softmax_regression,
-    softmax_regression_figures,
-)
+from swila.experiments import cdar, mqar
+from swila.experiments.cdar import figures as cdar_figures
 from swila.experiments.experiment import Column, Experiment, spread
+from swila.experiments.recall import figures as recall_figures
+from swila.experiments.recall import runs as recall
+from swila.experiments.regbench import figures as regbench_figures
+from swila.experiments.regbench import runs as regbench
+from swila.experiments.softmax_regression import figures as softmax_regression_figures
+from swila.experiments.softmax_regression import runs as softmax_regression
 
 
 def _count(name: str) -> Column:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from swila.training import Interrupts, Progress, RunDirectory, interrupts_as_flag
+from swila.experiments.loop import Progress
+from swila.training import Interrupts, RunDirectory, interrupts_as_flag
 from swila.training.run_directory import first_difference, read_json, write_json
 
 

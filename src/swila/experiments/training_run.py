@@ -11,17 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from swila.experiments.loop import LegalPrediction, Objective, Regression, TokenPrediction, Trainer, TrainingConfig
 from swila.models import RegressionModel, RegressionModelConfig, SyntheticModel, SyntheticModelConfig
 from swila.tasks import CDAR, MQAR, RegBench, Rows, SoftmaxRegression
-from swila.training import (
-    LegalPrediction,
-    Objective,
-    Regression,
-    RunDirectory,
-    TokenPrediction,
-    Trainer,
-    TrainingConfig,
-)
+from swila.training import RunDirectory
 
 Task = CDAR | MQAR | RegBench | SoftmaxRegression
 

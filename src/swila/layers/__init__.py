@@ -1,4 +1,4 @@
-"""Sequence layers: SwiLA and its rivals under one contract."""
+"""Sequence layers: SwiLA and its baselines under one contract."""
 
 from swila.layers.attention import Attention as Attention
 from swila.layers.attention import ForgettingAttention as ForgettingAttention

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from swila.layers import fla
 from swila.layers.cache import LayerState, Shape
+from swila.layers.context import CallContext
 from swila.layers.mixer import SequenceMixer
-from swila.layers.mode import Mode
 from swila.layers.norms import rms_norm
 from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
 from swila.layers.packing import Sequences, sequences
@@ -110,36 +110,36 @@ class Attention(SequenceMixer):
         self.g_proj = nn.Linear(hidden_size, num_heads * D, bias=False) if use_output_gate else None
         self.o_proj = nn.Linear(num_heads * D, hidden_size, bias=out_bias)
 
-    def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
+    def mix(self, x: Tensor, past: LayerState | None, context: CallContext) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
         conv_state = past.get("conv_state")
         if self.convolves == "input":
-            (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, mode)
+            (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, context)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.convolves == "qkv":
             modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
-            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, mode)
+            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, context)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(self.q_norm, q), rms_norm(self.k_norm, k)
-        layout = None if mode.cu_seqlens is None else sequences(mode.cu_seqlens, x.shape[1])
+        layout = None if context.cu_seqlens is None else sequences(context.cu_seqlens, x.shape[1])
         if self.rope_theta is not None:
             position = self._positions(x, past.get("attn_state"), layout)
             q, k = rotate(q, position, self.rope_theta), rotate(k, position, self.rope_theta)
         new = (k, v, *self.extras(x))
-        if mode.alive is not None:
-            o, attn_state = self.attend_in_place(q, new, past["attn_state"], mode.alive)
+        if context.alive is not None:
+            o, attn_state = self.attend_in_place(q, new, past["attn_state"], context.alive)
         else:
-            o, attn_state = self.attend(q, new, past.get("attn_state"), layout, mode.return_state)
+            o, attn_state = self.attend(q, new, past.get("attn_state"), layout, context.return_state)
         o = o.flatten(-2)
         if self.g_proj is not None:
             o = o * self.g_proj(x).sigmoid()
-        return self.o_proj(o), {"attn_state": attn_state, "conv_state": conv_state} if mode.return_state else None
+        return self.o_proj(o), {"attn_state": attn_state, "conv_state": conv_state} if context.return_state else None
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
         """See :meth:`SequenceMixer.step`; no second state in memory."""
-        return self.mix(x, state, Mode(return_state=True, alive=alive))[0]
+        return self.mix(x, state, CallContext(return_state=True, alive=alive))[0]
 
     def extras(self, x: Tensor) -> tuple[Tensor, ...]:
         """What else is kept of every token beside key and value, each ``[B, T, ...]``."""

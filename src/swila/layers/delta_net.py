@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from swila.layers.cache import Shape
+from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
-from swila.layers.mode import Mode
 from swila.layers.options import check_flags
 from swila.layers.recurrent import RecurrentMixer, head_dims
 
@@ -86,14 +86,14 @@ class DeltaRuleMixer(RecurrentMixer):
         elif self.decays == "head":
             self.decay = DecayGate(hidden_size, num_heads, slowest=0.0)
 
-    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode) -> tuple[Tensor, Any]:
+    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, context: CallContext) -> tuple[Tensor, Any]:
         """See :meth:`RecurrentMixer.recur`."""
         log_decay = None
         if self.decay is not None:
             log_decay = self.decay(x)
             log_decay = log_decay.squeeze(-1) if self.decays == "head" else log_decay
         beta = self.b_proj(x).sigmoid()
-        return delta_rule(q, k, v, beta, log_decay, state, mode, self.backend)
+        return delta_rule(q, k, v, beta, log_decay, state, context, self.backend)
 
     def memory_form(self) -> tuple[Shape, ...]:
         """See :meth:`RecurrentMixer.memory_form`."""

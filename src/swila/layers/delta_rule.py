@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from swila.layers import fla
-from swila.layers.mode import Mode, rows_like
+from swila.layers.context import CallContext, rows_like
 from swila.layers.recurrence import run_recurrence
 from swila.ops import SwitchingState
 
-WHOLE = Mode()
+WHOLE = CallContext()
 
 
 def delta_rule(
@@ -22,7 +22,7 @@ def delta_rule(
     beta: Tensor,
     log_decay: Tensor | None = None,
     state: Any = None,
-    mode: Mode = WHOLE,
+    context: CallContext = WHOLE,
     backend: str = "auto",
 ) -> tuple[Tensor, SwitchingState | None]:
     """``W = W Diag(α) + β (v - W Diag(α) k) kᵀ``, read as ``W q``, for every head.
@@ -34,7 +34,7 @@ def delta_rule(
         beta: learning rates in [0, 1], ``[B, T, H]``.
         log_decay: None, ``log α [B, T, H]`` (Gated DeltaNet) or ``[B, T, H, K]`` (KDA).
         state: the :class:`~swila.SwitchingState` to start from, with J = 1.
-        mode: of the call.
+        context: of the call.
         backend: of :func:`swila.switching_delta_rule`, or ``"fla"``.
 
     Returns:
@@ -42,9 +42,9 @@ def delta_rule(
     """
     if backend == "fla":
         W = None if state is None else SwitchingState(*state).W.squeeze(2)
-        output, new = fla.delta_rule(q, k, v, beta, log_decay, W, mode.cu_seqlens, mode.return_state)
-        if mode.alive is not None and W is not None and new is not None:
-            new = W.copy_(torch.where(rows_like(mode.alive, W), new, W))
+        output, new = fla.delta_rule(q, k, v, beta, log_decay, W, context.cu_seqlens, context.return_state)
+        if context.alive is not None and W is not None and new is not None:
+            new = W.copy_(torch.where(rows_like(context.alive, W), new, W))
         return output, None if new is None else SwitchingState(new.unsqueeze(2))
     beta = beta[..., None, None].expand(*beta.shape, 1, v.shape[-1])
     logits = beta.new_zeros(()).expand(beta.shape)
@@ -52,5 +52,5 @@ def delta_rule(
     if log_decay is not None:
         per_head = log_decay.ndim == 3
         operands["log_decay"] = log_decay[..., None, None, None] if per_head else log_decay[..., None, None, :]
-    out = run_recurrence(operands, state, mode, backend=backend)
+    out = run_recurrence(operands, state, context, backend=backend)
     return out.output, out.state

@@ -1,4 +1,4 @@
-"""The contract of every sequence layer, ours and its rivals."""
+"""The contract of every sequence layer, ours and its baselines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from swila.layers.cache import (
     merge_rows,
     select_rows,
 )
+from swila.layers.context import CallContext, rows_like
 from swila.layers.last_call import LastCall
-from swila.layers.mode import Mode, rows_like
 from swila.layers.options import check_counts
 from swila.layers.packing import check_packing, pack
 
@@ -98,7 +98,7 @@ class SequenceMixer(nn.Module):
         if packed.x.shape[1] == 0:
             return packed.restore(packed.x), None, past_key_values
         before = past if packed.rows is None or past is None else select_rows(past, packed.rows)
-        y, after = self.mix(packed.x, before, Mode(packed.cu_seqlens, return_state=past_key_values is not None))
+        y, after = self.mix(packed.x, before, CallContext(packed.cu_seqlens, return_state=past_key_values is not None))
         if past_key_values is not None:
             assert after is not None
             if packed.rows is not None:
@@ -138,11 +138,11 @@ class SequenceMixer(nn.Module):
         """
         return None
 
-    def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
+    def mix(self, x: Tensor, past: LayerState | None, context: CallContext) -> tuple[Tensor, LayerState | None]:
         """Mix ``x [B, T, hidden_size]`` (packed: ``[1, T, hidden_size]``), from ``past`` on.
 
         Returns:
-            The output, and with ``mode.return_state`` what the layer carries on.
+            The output, and with ``context.return_state`` what the layer carries on.
         """
         raise NotImplementedError
 
@@ -160,7 +160,7 @@ class SequenceMixer(nn.Module):
             state: of :meth:`decoding_state`; it is written to.
             alive: which rows take the step, bool ``[B]``; the others keep their state, their output means nothing.
         """
-        y, after = self.mix(x, state, Mode(return_state=True))
+        y, after = self.mix(x, state, CallContext(return_state=True))
         assert after is not None
         before = {part: state[part] for part in after}  # type: ignore[literal-required]
         map_tensors(lambda old, new: old.copy_(torch.where(rows_like(alive, old), new, old)), before, after)

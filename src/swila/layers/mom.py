@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers.cache import Shape
+from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
-from swila.layers.mode import Mode
 from swila.layers.options import check_counts, check_flags, check_weights
 from swila.layers.recurrent import RecurrentMixer, head_dims
 
@@ -41,7 +41,7 @@ class MixtureOfMemories(RecurrentMixer):
         num_memories: routed memories M.
         top_k: how many of them a token uses.
         shared_memory: whether there is one more that every token uses, added unweighted.
-        gate: whether memories decay, as in Gated DeltaNet (GDN-MoM); otherwise DN-MoM.
+        decay: whether memories decay, as in Gated DeltaNet (GDN-MoM); otherwise DN-MoM.
         use_output_gate: whether the normalised output is multiplied by ``silu(W x)``.
         use_short_conv: whether q, k and v pass a short convolution.
         conv_size: its width.
@@ -65,7 +65,7 @@ class MixtureOfMemories(RecurrentMixer):
         num_memories: int = 4,
         top_k: int = 2,
         shared_memory: bool = False,
-        gate: bool = False,
+        decay: bool = False,
         use_output_gate: bool = False,
         use_short_conv: bool = True,
         conv_size: int = 4,
@@ -77,7 +77,7 @@ class MixtureOfMemories(RecurrentMixer):
         backend: str = "auto",
     ) -> None:
         check_counts(num_memories=num_memories, top_k=top_k)
-        check_flags(shared_memory=shared_memory, gate=gate, use_output_gate=use_output_gate)
+        check_flags(shared_memory=shared_memory, decay=decay, use_output_gate=use_output_gate)
         check_weights(balance_scale=balance_scale)
         if not 1 <= top_k <= num_memories:
             raise ValueError(f"top_k must be between 1 and num_memories = {num_memories}, got {top_k}")
@@ -101,9 +101,9 @@ class MixtureOfMemories(RecurrentMixer):
         self.balance_scale = balance_scale
         self.router = nn.Linear(hidden_size, num_memories, bias=False)
         self.b_proj = nn.Linear(hidden_size, self.streams * num_heads, bias=False)
-        self.decay = DecayGate(hidden_size, num_heads, self.streams, slowest=0.0) if gate else None
+        self.decay = DecayGate(hidden_size, num_heads, self.streams, slowest=0.0) if decay else None
 
-    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode) -> tuple[Tensor, Any]:
+    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, context: CallContext) -> tuple[Tensor, Any]:
         """See :meth:`RecurrentMixer.recur`."""
         S, H = self.streams, self.num_heads
         weights, used = self._route(x)
@@ -112,7 +112,7 @@ class MixtureOfMemories(RecurrentMixer):
         if self.decay is not None:
             log_decay = (self.decay(x).mT * used.unsqueeze(-1)).flatten(-2)
         queries = q.unsqueeze(2).expand(-1, -1, S, -1, -1).flatten(2, 3)
-        o, state = delta_rule(queries, k, v, beta.flatten(-2), log_decay, state, mode, self.backend)
+        o, state = delta_rule(queries, k, v, beta.flatten(-2), log_decay, state, context, self.backend)
         return torch.einsum("btshv,bts->bthv", o.unflatten(2, (S, H)), weights.to(o.dtype)), state
 
     def memory_form(self) -> tuple[Shape, ...]:

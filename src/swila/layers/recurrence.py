@@ -8,29 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swila.layers.mode import Mode, rows_like
+from swila.layers.context import CallContext, rows_like
 from swila.ops import SwitchingOutput, SwitchingState, switching_delta_rule, switching_delta_rule_step
 
 
 def run_recurrence(
-    operands: Mapping[str, Any], state: Any, mode: Mode, routing_stats: bool = False, **options: Any
+    operands: Mapping[str, Any], state: Any, context: CallContext, routing_stats: bool = False, **options: Any
 ) -> SwitchingOutput:
     """:func:`swila.switching_delta_rule` on ``operands``, or for one token its step.
 
     Args:
         operands: the arguments that have a time axis, by name.
         state: the parts of a :class:`~swila.SwitchingState` as a cache gives them back, or None.
-        mode: of the call.
+        context: of the call.
         routing_stats: whether to return routing statistics.
         options: ``decay_order``, ``normalize``, ``backend``.
     """
     options["initial_state"] = None if state is None else SwitchingState(*state)
-    if mode.alive is not None:
-        return _step_in_place(operands, mode.alive, options)
-    options["return_state"] = mode.return_state
-    if operands["q"].shape[1] == 1 and mode.cu_seqlens is None and not routing_stats:
+    if context.alive is not None:
+        return _step_in_place(operands, context.alive, options)
+    options["return_state"] = context.return_state
+    if operands["q"].shape[1] == 1 and context.cu_seqlens is None and not routing_stats:
         return switching_delta_rule_step(**operands, **options)
-    return switching_delta_rule(**operands, **options, cu_seqlens=mode.cu_seqlens, routing_stats=routing_stats)
+    return switching_delta_rule(**operands, **options, cu_seqlens=context.cu_seqlens, routing_stats=routing_stats)
 
 
 def _step_in_place(operands: Mapping[str, Any], alive: Tensor, options: dict[str, Any]) -> SwitchingOutput:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers.cache import LayerState, Shape
+from swila.layers.context import CallContext
 from swila.layers.mixer import SequenceMixer
-from swila.layers.mode import Mode
 from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
 from swila.layers.projection import make_projection
@@ -68,7 +68,7 @@ class RecurrentMixer(SequenceMixer):
         streams: sets of keys and values (memories), each with its own projection, through the same convolutions.
 
     Attributes:
-        steps_in_place: whether :meth:`recur` writes over the state it is given where the mode has ``alive``.
+        steps_in_place: whether :meth:`recur` writes over the state it is given where the context has ``alive``.
     """
 
     steps_in_place: ClassVar[bool] = False
@@ -120,32 +120,32 @@ class RecurrentMixer(SequenceMixer):
         self.o_norm = nn.RMSNorm(head_v_dim, eps=norm_eps)
         self.o_proj = nn.Linear(value_dim, hidden_size, bias=False)
 
-    def mix(self, x: Tensor, past: LayerState | None, mode: Mode) -> tuple[Tensor, LayerState | None]:
+    def mix(self, x: Tensor, past: LayerState | None, context: CallContext) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
-        x, q, k, v, conv_state = self._project(x, past.get("conv_state"), mode)
-        o, state = self.recur(x, q, k, v, past.get("recurrent_state"), mode)
+        x, q, k, v, conv_state = self._project(x, past.get("conv_state"), context)
+        o, state = self.recur(x, q, k, v, past.get("recurrent_state"), context)
         y = self.o_proj(self._gated_norm(o, x).flatten(-2))
-        return y, {"recurrent_state": state, "conv_state": conv_state} if mode.return_state else None
+        return y, {"recurrent_state": state, "conv_state": conv_state} if context.return_state else None
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
         """See :meth:`SequenceMixer.step`; no second state in memory where :meth:`recur` writes over the old one."""
         if not self.steps_in_place:
             return super().step(x, state, alive)
-        return self.mix(x, state, Mode(return_state=True, alive=alive))[0]
+        return self.mix(x, state, CallContext(return_state=True, alive=alive))[0]
 
-    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode) -> tuple[Tensor, Any]:
+    def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, context: CallContext) -> tuple[Tensor, Any]:
         """The recurrence: from ``q [B,T,H,K]``, ``k [B,T,S*H,K]``, ``v [B,T,S*H,V]`` to ``o [B,T,H,V]`` and a state."""
         raise NotImplementedError
 
-    def _project(self, x: Tensor, conv_state: Any, mode: Mode) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+    def _project(self, x: Tensor, conv_state: Any, context: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
         """What the layer sees, its q, k and v, and what the convolutions carry on."""
         if self.convolves == "input":
-            (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, mode)
+            (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, context)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.convolves == "qkv":
             modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
-            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, mode)
+            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, context)
         else:
             q, k, v = F.silu(q), F.silu(k), F.silu(v)
         v = v.unflatten(-1, (-1, self.head_v_dim))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from swila.layers.mode import Mode, rows_like
+from swila.layers.context import CallContext, rows_like
 from swila.layers.packing import sequences
 
 
@@ -116,18 +116,18 @@ def convolve(
     modules: Sequence[ShortConvolution],
     inputs: Sequence[Tensor],
     state: Sequence[Tensor] | None,
-    mode: Mode,
+    context: CallContext,
 ) -> tuple[list[Tensor], tuple[Tensor | None, ...] | None]:
     """Each input through its own convolution, with their states side by side."""
     before = [None] * len(modules) if state is None else state
     pairs = [
-        module(x, last, mode.cu_seqlens, mode.return_state)
+        module(x, last, context.cu_seqlens, context.return_state)
         for module, x, last in zip(modules, inputs, before, strict=True)
     ]
-    if mode.alive is not None and state is not None:
+    if context.alive is not None and state is not None:
         for old, (_, new) in zip(state, pairs, strict=True):
-            old.copy_(torch.where(rows_like(mode.alive, old), new, old))
-    return [y for y, _ in pairs], tuple(last for _, last in pairs) if mode.return_state else None
+            old.copy_(torch.where(rows_like(context.alive, old), new, old))
+    return [y for y, _ in pairs], tuple(last for _, last in pairs) if context.return_state else None
 
 
 def carried_shapes(layer: Any, streams: int = 1) -> tuple[tuple[int, int], ...] | None:

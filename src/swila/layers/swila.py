@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers.cache import Shape
+from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
 from swila.layers.load_balancing import RoutingDiagnostics, mutual_information_loss, routing_diagnostics
-from swila.layers.mode import Mode
 from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
 from swila.layers.projection import make_projection
 from swila.layers.recurrence import run_recurrence
@@ -37,7 +37,7 @@ class SwiLA(RecurrentMixer):
         β_jd     = sigmoid(W_β x)                                             learning rates
         π^k, π^q = softmax_j(W_k' x), softmax_j(W_q' x)                       priors of writing and reading
         g^k, g^q = sigmoid(W_g x + b_g)                                       temporal gates (with temporal)
-        α        = exp(-exp(A) softplus(W_α x + b_α))                         decay (with gate)
+        α        = exp(-exp(A) softplus(W_α x + b_α))                         decay (with decay)
 
     then the recurrence of :func:`swila.switching_delta_rule`, an RMSNorm per head, optionally an output gate, and the
     output projection.
@@ -50,8 +50,8 @@ class SwiLA(RecurrentMixer):
         expand_k: width of all heads' keys relative to ``hidden_size`` (default 0.5, as in the paper), and
         expand_v: the same for values.
         temporal: whether the priors persist from token to token (Temporal SwiLA).
-        gate: what has a decay of its own: None (no decay), ``"key"`` (each key dim, as in the paper's language models),
-            ``"value"`` (each output dim) or ``"head"``; for each mixture.
+        decay: What has a decay of its own, in each mixture: None (no decay), ``"key"`` (each key dim, as in the paper's
+            language models), ``"value"`` (each output dim) or ``"head"`` (each head).
         decay_order: ``"pre"`` (errors at the decayed state, as in the paper's models) or ``"post"``.
         normalize: False leaves out the denominator of the responsibilities.
         router_projection: of the two priors: ``"linear"``, ``"low-rank:RANK"`` or ``"swiglu:WIDTH"``.
@@ -85,7 +85,7 @@ class SwiLA(RecurrentMixer):
         expand_k: float | None = None,
         expand_v: float | None = None,
         temporal: bool = False,
-        gate: Literal["key", "value", "head"] | None = None,
+        decay: Literal["key", "value", "head"] | None = None,
         decay_order: Literal["pre", "post"] = "pre",
         normalize: bool = True,
         router_projection: str = "linear",
@@ -119,14 +119,14 @@ class SwiLA(RecurrentMixer):
         check_weights(balance_marginal=balance_marginal)
         if balance_conditional is not None:
             check_weights(balance_conditional=balance_conditional)
-        if gate not in (None, "key", "value", "head"):
-            raise ValueError(f"gate must be None, 'key', 'value' or 'head', got {gate!r}")
+        if decay not in (None, "key", "value", "head"):
+            raise ValueError(f"decay must be None, 'key', 'value' or 'head', got {decay!r}")
         if decay_order not in ("pre", "post"):
             raise ValueError(f"decay_order must be 'pre' or 'post', got {decay_order!r}")
         for name, given, needs in (
             ("temporal_noise", temporal_noise, None if temporal else "temporal=True"),
             ("temporal_bias", temporal_bias, None if temporal else "temporal=True"),
-            ("decay_projection", decay_projection != "linear", None if gate else "a gate"),
+            ("decay_projection", decay_projection != "linear", None if decay else "a decay"),
         ):
             if given and needs:
                 raise ValueError(f"{name} has no effect without {needs}; leave it at its default")
@@ -148,7 +148,7 @@ class SwiLA(RecurrentMixer):
             backend=backend,
         )
         H, J = num_heads, num_mixtures
-        self.num_mixtures, self.temporal, self.gate = num_mixtures, temporal, gate
+        self.num_mixtures, self.temporal, self.decay_kind = num_mixtures, temporal, decay
         self.decay_order, self.normalize = decay_order, normalize
         self.router_noise, self.temporal_noise = router_noise, temporal_noise
         self.balance_marginal = balance_marginal
@@ -173,8 +173,8 @@ class SwiLA(RecurrentMixer):
             if temporal_noise:
                 self.key_gate_noise = nn.Linear(hidden_size, H * V, bias=False)
                 self.query_gate_noise = nn.Linear(hidden_size, H * V, bias=False)
-        if gate is not None:
-            width = {"key": K, "value": V, "head": 1}[gate]
+        if decay is not None:
+            width = {"key": K, "value": V, "head": 1}[decay]
             self.decay = DecayGate(hidden_size, H * J, width, decay_projection)
         self.reset_parameters()
 
@@ -185,14 +185,14 @@ class SwiLA(RecurrentMixer):
             nn.init.constant_(self.query_gate_bias, self.temporal_bias)
 
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, mode: Mode
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, context: CallContext
     ) -> tuple[Tensor, SwitchingState | None]:
         """See :meth:`RecurrentMixer.recur`."""
         balanced = False
         if self.training and (self.balance_marginal != 0 or self.balance_conditional != 0):
             balanced = True  # a branch, because a compiler may take the weights for symbols
         stats = balanced or self.track_routing
-        out = self._run(self._operands(x, q, k, v), state, mode, stats)
+        out = self._run(self._operands(x, q, k, v), state, context, stats)
         if out.stats is not None:
             self.last_call.stats = RoutingStats(*(part.detach() for part in out.stats))
             if balanced:
@@ -208,14 +208,14 @@ class SwiLA(RecurrentMixer):
     @torch.no_grad()
     def trace(self, hidden_states: Tensor) -> RoutingTrace:
         """Responsibilities and mix of every token of ``hidden_states [B, T, hidden_size]``; to look at, not fast."""
-        x, q, k, v, _ = self._project(hidden_states, None, Mode())
+        x, q, k, v, _ = self._project(hidden_states, None, CallContext())
         operands = self._operands(x, q, k, v)
         key, query = [], []
         for b in range(hidden_states.shape[0]):
             state, found = None, []
             for t in range(hidden_states.shape[1]):
                 token = {name: part[b : b + 1, t : t + 1] for name, part in operands.items()}
-                out = self._run(token, state, Mode(return_state=True), True)  # the mean over one token is that token
+                out = self._run(token, state, CallContext(return_state=True), True)
                 state = out.state
                 assert out.stats is not None
                 found.append(out.stats)
@@ -245,9 +245,9 @@ class SwiLA(RecurrentMixer):
         """``H J K V``."""
         return super().state_size() * self.num_mixtures
 
-    def _run(self, operands: dict[str, Tensor], state: Any, mode: Mode, stats: bool) -> SwitchingOutput:
+    def _run(self, operands: dict[str, Tensor], state: Any, context: CallContext, stats: bool) -> SwitchingOutput:
         options = {"decay_order": self.decay_order, "normalize": self.normalize, "backend": self.backend}
-        return run_recurrence(operands, state, mode, stats, **options)
+        return run_recurrence(operands, state, context, stats, **options)
 
     def _operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         H, J, V = self.num_heads, self.num_mixtures, self.head_v_dim
@@ -265,9 +265,9 @@ class SwiLA(RecurrentMixer):
                 logits = getattr(self, f"{side}_gate")(x)
                 logits = self._noisy(logits + getattr(self, f"{side}_gate_bias").to(logits.dtype), noise, x)
                 operands[f"{side}_gate"] = logits.sigmoid().unflatten(-1, (H, V))
-        if self.gate is not None:
+        if self.decay_kind is not None:
             log_decay = self.decay(x).unflatten(-2, (H, J))
-            operands["log_decay"] = log_decay.unsqueeze(-1 if self.gate == "value" else -2)
+            operands["log_decay"] = log_decay.unsqueeze(-1 if self.decay_kind == "value" else -2)
         return operands if self._change is None else self._change(operands)
 
     def extra_repr(self) -> str:
@@ -275,7 +275,7 @@ class SwiLA(RecurrentMixer):
         sizes = (
             f"num_heads={self.num_heads}, num_mixtures={self.num_mixtures}, K={self.head_k_dim}, V={self.head_v_dim}"
         )
-        return f"{sizes}, temporal={self.temporal}, gate={self.gate!r}"
+        return f"{sizes}, temporal={self.temporal}, decay={self.decay_kind!r}"
 
     def _noisy(self, logits: Tensor, noise: nn.Module | None, x: Tensor) -> Tensor:
         if noise is None or not self.training:

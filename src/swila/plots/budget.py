@@ -77,10 +77,10 @@ def budget_figure(
     kept = [point._replace(scores=finite(point.scores)) for point in points]
     kept = [point for point in kept if point.scores]
     references = [point for point in kept if point.model == _REFERENCE]
-    rivals = [point for point in kept if point.model != _REFERENCE]
-    best = _best(rivals)
+    baselines = [point for point in kept if point.model != _REFERENCE]
+    best = _best(baselines)
     chosen = [point for line in best.values() for point in line]
-    others = [point for point in rivals if point not in chosen] if parameters else []
+    others = [point for point in baselines if point not in chosen] if parameters else []
     shown = [value for point in (*chosen, *others, *references) for value in point.scores] or [0.0, 1.0]
     room = max(max(shown) - min(shown), 0.02)
 
@@ -90,9 +90,9 @@ def budget_figure(
         axes = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
         axes[0].set_ylim(min(shown) - 0.06 * room, max(shown) + 0.12 * room)
         axes[0].set_ylabel(score)
-        _state_axis(axes[0], rivals)
+        _state_axis(axes[0], baselines)
         if parameters:
-            _parameter_axis(axes[1], rivals)
+            _parameter_axis(axes[1], baselines)
             for point, lane in _lanes(others, gap=0.045 * (axes[0].get_ylim()[1] - axes[0].get_ylim()[0])):
                 _draw_numbered(axes[0], point, lane)
                 dot = {"markeredgecolor": COLOURS.get(point.model, "black"), "markeredgewidth": 0.7, "markersize": 3.5}

@@ -54,7 +54,7 @@ def model_title(config: Any) -> str:
         expected = {architecture.mixer, "attention"} if architecture.hybrid else {architecture.mixer}
         options = config.options_of(architecture.mixer)
         marks, wanted = (
-            {key: of.get(key) or None for key in ("temporal", "gate")} | {"J": of.get("num_mixtures", 4)}
+            {key: of.get(key) or None for key in ("temporal", "decay")} | {"J": of.get("num_mixtures", 4)}
             for of in (options, architecture.options)
         )
         if set(mixers) == expected and marks == wanted:

@@ -51,12 +51,12 @@ ARCHITECTURES = {
     "gdn": Architecture("GDN", "gated-deltanet", {}),
     "kda": Architecture("KDA", "kda", {}),
     "dn-mom": Architecture("DN-MoM", "mom", {}),
-    "gdn-mom": Architecture("GDN-MoM", "mom", {"gate": True, "use_output_gate": True}),
+    "gdn-mom": Architecture("GDN-MoM", "mom", {"decay": True, "use_output_gate": True}),
     "swila": Architecture("SwiLA", "swila", {"balance_marginal": 1e-3}),
     "temporal-swila": Architecture("Temporal SwiLA", "swila", {"temporal": True, "balance_marginal": 5e-4}),
-    "gated-swila": Architecture("Gated SwiLA", "swila", {"gate": "key", "balance_marginal": 5e-4}),
+    "gated-swila": Architecture("Gated SwiLA", "swila", {"decay": "key", "balance_marginal": 5e-4}),
     "gated-temporal-swila": Architecture(
-        "Gated Temporal SwiLA", "swila", {"gate": "key", "temporal": True, "balance_marginal": 2.5e-4}
+        "Gated Temporal SwiLA", "swila", {"decay": "key", "temporal": True, "balance_marginal": 2.5e-4}
     ),
     "hybrid-gdn": Architecture("Hybrid GDN", "gated-deltanet", {}, hybrid=True),
     "hybrid-temporal-swila": Architecture(
@@ -167,7 +167,7 @@ def _mixer_options(model: Architecture, size: Size) -> dict[str, Any]:
     if model.mixer == "fox":
         return {"num_heads": size.heads}
     if model.mixer == "mom":
-        heads, head_dim = (size.heads, size.head_dim // 2) if model.options.get("gate") else size.mom
+        heads, head_dim = (size.heads, size.head_dim // 2) if model.options.get("decay") else size.mom
         return {"num_heads": heads, "head_dim": head_dim, "num_memories": 3, "shared_memory": True, **model.options}
     options: dict[str, Any] = {"num_heads": size.heads, "head_dim": size.head_dim}
     if model.mixer == "swila":
@@ -175,6 +175,6 @@ def _mixer_options(model: Architecture, size: Size) -> dict[str, Any]:
         options |= {"num_mixtures": J, "head_dim": size.head_dim // {4: 2, 16: 4}[J]}
         low_rank = f"low-rank:{options['head_dim']}"
         options |= {"router_projection": low_rank, "beta_projection": low_rank}
-        if "gate" in model.options:
+        if "decay" in model.options:
             options["decay_projection"] = low_rank
     return {**options, **model.options}

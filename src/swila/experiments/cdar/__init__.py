@@ -1,0 +1,4 @@
+"""Context-dependent associative recall (CDAR)."""
+
+from swila.experiments.cdar.presets import PRESETS as PRESETS
+from swila.experiments.cdar.presets import make_runs as make_runs

@@ -1,0 +1,157 @@
+"""Tables of ``swila run cdar`` and ``mqar``: the small one, the paper's size, learning rates and open points."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import Any
+
+from tools.tables.conditions import conditions, under_which
+from tools.tables.markdown import markdown
+from tools.tables.wording import of_seeds
+
+from swila.experiments.recall.runs import CACHES, MODELS, headline
+
+NEAR_PERFECT = 0.95
+
+
+def small_table(record: dict[str, Any], longer: dict[str, Any] | None = None) -> str:
+    """Markdown for the results of ``swila run cdar`` or ``mqar``, and what became of the models with more steps."""
+    rows = []
+    for row in record["rows"]:
+        numbers = f"{row['state']:,}", f"{row['parameters']:,}", f"{row['best']:.3f}", f"{row['mean']:.3f}"
+        rows.append((model_name(row["model"]), *numbers, f"{row['solved']} of {row['runs']} seeds"))
+    seconds = sum(result["seconds"] for result in record["runs"].values())
+    plateau = f"1/C is {record['plateau']:.2f}. " if "plateau" in record else ""
+    plateau += _beside(record)
+    return markdown(
+        "lrrrrr",
+        ["model", "state", "parameters", "best accuracy", "mean", "solved"],
+        rows,
+        f"{plateau}The best test accuracy of each run; {seconds:.0f} s of training, summed over runs that go side by "
+        f"side. {_later(longer) if longer else ''}{conditions(record)}.",
+    )
+
+
+def _beside(record: dict[str, Any]) -> str:
+    """What Temporal SwiLA carries beside its weights, r and ρ: J numbers for every output dim, twice."""
+    sizes = set()
+    for run in record["runs"].values():
+        if run["model"] == "temporal-swila":
+            mixtures = run["num_layers"] * run["num_heads"] * run["num_mixtures"]
+            sizes.add(2 * mixtures * math.isqrt(run["state"] // mixtures))  # heads are as wide as their keys
+    told = " or ".join(str(size) for size in sorted(sizes))
+    return f"The state is that of the weights; Temporal SwiLA carries r and ρ as well, {told} scalars. " if told else ""
+
+
+def _later(record: dict[str, Any]) -> str:
+    steps = max(result["steps"] for result in record["runs"].values())
+    told = ", ".join(f"{model_name(row['model'])} {row['best']:.2f} ({row['mean']:.2f})" for row in record["rows"])
+    return f"With up to {steps:,} steps the best seeds (and the means) get to: {told}. "
+
+
+def recall_table(record: dict[str, Any]) -> str:
+    """Markdown for the results at the paper's size: a row for each model and depth, a column for each width."""
+    rows = headline(record["rows"])
+    widths = sorted({row["hidden_size"] for row in rows})
+    states = {row["hidden_size"]: row["state"] for row in rows if row["model"] not in CACHES and row["layers"] == 1}
+    headings = [f"d {width}" + (f", {power(states[width])}" if width in states else "") for width in widths]
+    found = {(row["model"], row["layers"], row["hidden_size"]): row for row in rows}
+    lines = []
+    for model in dict.fromkeys([*MODELS, *(row["model"] for row in rows)]):
+        for layers in sorted({layers for kind, layers, _ in found if kind == model}):
+            cells = [_cell(found.get((model, layers, width)), record["runs"]) for width in widths]
+            lines.append((model_name(model), str(layers), *cells))
+    return markdown(
+        "lr" + "l" * len(widths),
+        ["model", "layers", *headings],
+        lines,
+        "Test accuracy: the best evaluation of the best run (how many runs, and their mean, if several). Attention has "
+        f"a cache instead of a state, its size is in the cell. {_beside(record)}1/C is {record['plateau']:.2f}. "
+        f"{under_which(record)}",
+    )
+
+
+def settings_table(record: dict[str, Any]) -> str:
+    """Markdown for variants of one model: how many seeds get how far, for each setting and learning rate."""
+    rows = []
+    for row in record["rows"]:
+        for rate in row["lrs"]:
+            runs = [record["runs"][name] for name in row["names"] if record["runs"][name]["lr"] == rate]
+            scores = [run["best"] for run in runs]
+            counts = [sum(run["status"] == "solved" for run in runs), sum(score > 0.9 for score in scores)]
+            numbers = *(f"{count} of {len(runs)}" for count in counts), f"{fmean(scores):.3f}", f"{min(scores):.3f}"
+            rows.append((_setting(row), f"{rate:g}", *numbers))
+    return markdown(
+        "lrrrrr",
+        [model_name(record["rows"][0]["model"]), "learning rate", "solved", "above 0.9", "mean", "worst"],
+        rows,
+        f"{conditions(record)}.",
+    )
+
+
+def rates_table(record: dict[str, Any]) -> str:
+    """Markdown for what each learning rate came to: a row for each model and size that has several."""
+    rows = [row for row in headline(record["rows"]) if len(row["lrs"]) > 1]
+    rates = sorted({rate for row in rows for rate in row["lrs"]})
+    lines = []
+    for row in rows:
+        runs = [record["runs"][name] for name in row["names"]]
+        scores = [[run["best"] for run in runs if run["lr"] == rate and "best" in run] for rate in rates]
+        lines.append((model_name(row["model"]), _size(row), *(of_seeds(found) if found else "" for found in scores)))
+    return markdown("ll" + "l" * len(rates), ["model", "size", *(f"learning rate {rate:g}" for rate in rates)], lines)
+
+
+def epochs_table(record: dict[str, Any]) -> str:
+    """Markdown for variants of one model: how far a run of each is after every epoch."""
+    runs = list(record["runs"].values())
+    last = max(round(run["curve"][-1][0] / run["steps_per_epoch"]) for run in runs)
+    rows = []
+    for run in sorted(runs, key=lambda run: ("variant" in run, -run["best"])):
+        reached = {round(step / run["steps_per_epoch"]): score for step, score in run["curve"]}
+        scores = (f"{reached[epoch]:.3f}" if epoch in reached else "" for epoch in range(1, last + 1))
+        rows.append((_setting(run), f"{run['lr']:g}", *scores))
+    epochs = [f"after epoch {epoch}" for epoch in range(1, last + 1)]
+    model = model_name(runs[0]["model"])
+    return markdown("l" + "r" * (last + 1), [model, "learning rate", *epochs], rows, f"{conditions(record)}.")
+
+
+def power(state: int) -> str:
+    """A state size, as a power of two if it is one."""
+    return f"$2^{{{state.bit_length() - 1}}}$" if state & (state - 1) == 0 else f"{state:,}"
+
+
+def _cell(row: dict[str, Any] | None, runs: dict[str, Any]) -> str:
+    if row is None:
+        return ""
+    cache = f", cache {power(row['state'])}" if row["model"] in CACHES else ""
+    if row["best"] is None:
+        begun = [runs[name]["curve"][-1] for name in row["unfinished"] if runs[name]["curve"]]
+        if not begun:
+            return "not over" + cache
+        step, score = max(begun)
+        return f"not over; after {step:,} updates {score:.3f}{cache}"
+    over = row["runs"] - len(row["unfinished"])
+    rates = f" of {len(row['lrs'])} learning rates" if len(row["lrs"]) > 1 else ""
+    several = f" (×{over}{rates}, mean {row['mean']:.3f})" if over > 1 else ""
+    best = f"**{row['best']:.3f}**" if row["best"] >= NEAR_PERFECT else f"{row['best']:.3f}"
+    return best + several + cache
+
+
+def _size(row: dict[str, Any]) -> str:
+    state = "cache" if row["model"] in CACHES else "state"
+    return f"d {row['hidden_size']}{depth(row)}, {state} {power(row['state'])}"
+
+
+def _setting(found: dict[str, Any]) -> str:
+    return f"`{found['variant']}`" if found.get("variant") else "as it is"
+
+
+def depth(row: dict[str, Any]) -> str:
+    """`` (2 layers)``, or nothing for one."""
+    return "" if row["layers"] == 1 else f" ({row['layers']} layers)"
+
+
+def model_name(model: str) -> str:
+    """How a model is called."""
+    return MODELS.get(model, model)
