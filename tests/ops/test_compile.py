@@ -138,7 +138,7 @@ def test_no_gradient_keeps_nothing():
     call = make_call(requires_grad=False)
     x = Inputs(*(call[name] for name in ("q", "k", "v", "beta", "key_logits", "query_logits")))
     assert len(torch.ops.swila.switching_delta_rule(*x, *Options(), False, "blocked", "")) == 1
-    assert library.call(x, Options(), "blocked").output.grad_fn is None
+    assert library.traced(x, Options(), "blocked").output.grad_fn is None
 
 
 @pytest.mark.parametrize("variant", ["plain", "gated-temporal"])

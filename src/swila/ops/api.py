@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.forward_ad import unpack_dual
 
 from swila.ops import library
-from swila.ops.backends import choose_backend
-from swila.ops.call import PER_TOKEN, Inputs, Options, Problem, Results, needs_grad
+from swila.ops.call import PER_TOKEN, Inputs, Options, Results, needs_grad
+from swila.ops.choice import serving_backend
 from swila.ops.types import SwitchingOutput, SwitchingState
-from swila.ops.validation import as_state, check_call, check_values
+from swila.ops.validation import as_state, check_values
 
 
 def switching_delta_rule(
@@ -132,22 +133,28 @@ def switching_delta_rule_step(
 
 def _run(x: Inputs, options: Options, backend: str, step: bool = False, inplace: bool = False) -> Results:
     if torch.compiler.is_compiling():
-        return library.step_in_place(x, options, backend) if inplace else library.call(x, options, backend, step)
-    check_call(x, options)
-    problem = Problem.of(x, options, needs_grad(x))
-    chosen = choose_backend(backend, problem, step)
+        if inplace:
+            return library.traced_step_in_place(x, options, backend)
+        return library.traced(x, options, backend, step)
+    save = needs_grad(x)
+    chosen = serving_backend(x, options, backend, save, step)
     if inplace:
         check_values(x)
         return chosen.run_step_in_place(x, options)
     forward = chosen.differentiable
-    if step and chosen.step is not None and (chosen.step_has_gradients or not problem.needs_grad):
+    if step and chosen.step is not None and (chosen.step_has_gradients or not save):
         forward = chosen.step
-    if forward is None:
-        if any(t is not None and unpack_dual(t).tangent is not None for t in x):
-            raise ValueError(
-                f"backend {chosen.name!r} has no forward-mode derivative, got an input with a tangent: "
-                "use backend='reference'"
-            )
-        return library.call(x, options, chosen.name)
-    check_values(x)
-    return forward(x, options)
+    if forward is not None:
+        check_values(x)
+        return forward(x, options)
+    if _in_forward_mode() and any(t is not None and unpack_dual(t).tangent is not None for t in x):
+        raise ValueError(
+            f"backend {chosen.name!r} has no forward-mode derivative, got an input with a tangent: "
+            "use backend='reference'"
+        )
+    return library.eager(x, options, chosen.name, save)
+
+
+def _in_forward_mode() -> bool:
+    """Whether a level of forward-mode derivatives is open; without one no tensor has a tangent."""
+    return getattr(forward_ad, "_current_level", 0) >= 0

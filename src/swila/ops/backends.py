@@ -88,6 +88,11 @@ def unregister_backend(name: str) -> None:
     _registered.pop(name, None)
 
 
+def registered_backends() -> tuple[Backend, ...]:
+    """The backends that :func:`register_backend` added."""
+    return tuple(_registered.values())
+
+
 def backend_names() -> list[str]:
     """All backends, in the order in which ``auto`` tries them."""
     return [name for name in _registered if name not in _MODULES] + list(_MODULES)

@@ -58,8 +58,8 @@ DIFFERENTIABLE = PER_TOKEN + STATE
 
 
 def needs_grad(x: Inputs) -> bool:
-    """Whether autograd will want a backward of this call."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:-1])
+    """Whether autograd needs a backward of this call, which may not have been checked yet."""
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in x[:-1])
 
 
 def kept_rows(x: Inputs, chunk: int) -> int:
