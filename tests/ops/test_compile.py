@@ -97,10 +97,11 @@ def test_a_step_in_place(name):
     assert choose_backend("auto:blocked,reference", problem).name == "blocked"
 
 
-def test_bad_calls_are_refused_while_they_are_traced():
+@pytest.mark.parametrize("name", ["auto", "blocked"])
+def test_bad_calls_are_refused_while_they_are_traced(name):
     """The ValueError of the check comes in torch's own error."""
     torch._dynamo.reset()
-    call = make_call(shape=Shape(B=2, T=8, H=2, K=4, V=3, J=2), requires_grad=False)
+    call = make_call(shape=Shape(B=2, T=8, H=2, K=4, V=3, J=2), requires_grad=False) | {"backend": name}
     compiled = torch.compile(lambda call: switching_delta_rule(**call).output, backend="eager", fullgraph=True)
     with pytest.raises(Exception, match=r"k must be \[B, T, H, K\] = \[2, 8, 2, 4\], got shape \[2, 8, 2, 5\]"):
         compiled(call | {"k": torch.zeros(2, 8, 2, 5)})
