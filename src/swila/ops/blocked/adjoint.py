@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swila.ops.blocked.algorithm import Chunk, Solved, State, add_outer, by_token, rows
+from swila.ops.blocked.algorithm import Chunk, Solved, State, add_outer, by_token, tokens_of
 from swila.ops.blocked.decay import Decayed
 
 
@@ -111,7 +111,7 @@ def substitute_adjoint(
     es, dzs, dus = torch.empty_like(x.beta), torch.empty_like(x.beta), torch.zeros_like(E)
     read = torch.zeros_like(E) if x.row_decay else dus
     future = read.flatten(0, 1)  # du_s, decayed back to the token at hand
-    E_rows, A_rows = rows(E), rows(s.A.mT.contiguous())
+    E_rows, A_rows = tokens_of(E), tokens_of(s.A.mT.contiguous())
     columns = [by_token(dus, J), by_token(read, J), *(a.unbind(1) for a in (s.delta, s.r, x.beta * s.r, es, dzs))]
     for t in reversed(range(C)):
         du, du_read, delta, r, beta_r, e_t, dz_t = (a[t] for a in columns)

@@ -123,7 +123,9 @@ def substitute(x: Chunk, U: Tensor, A: Tensor, r: Tensor) -> tuple[Tensor, Tenso
     deltas, rs, written = torch.empty_like(x.beta), torch.empty_like(x.beta), torch.zeros_like(U)
     past = written.flatten(0, 1)  # c_s, decayed to the token at hand
     columns = [by_token(written, J), *(a.unbind(1) for a in (deltas, rs, x.beta, x.log_pi))]
-    for t, (known_t, A_t, c, delta_t, r_t, beta, log_p) in enumerate(zip(rows(known), rows(A), *columns, strict=True)):
+    for t, (known_t, A_t, c, delta_t, r_t, beta, log_p) in enumerate(
+        zip(tokens_of(known), tokens_of(A), *columns, strict=True)
+    ):
         if x.row_decay and x.decay_order == "pre":
             past[:, :t] *= x.row_decay[t]
         delta = torch.baddbmm(known_t, A_t, past, alpha=-1).view(N, J, V)
@@ -154,7 +156,7 @@ def add_outer(W: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.baddbmm(W.flatten(0, 1), x.flatten(0, 1).mT, y.expand(*x.shape[:2], -1, -1).flatten(0, 1)).view_as(W)
 
 
-def rows(x: Tensor) -> tuple[Tensor, ...]:
+def tokens_of(x: Tensor) -> tuple[Tensor, ...]:
     """Views of the C tokens of ``x [N, G, C, D]`` as operands ``[N G, 1, D]`` of ``torch.baddbmm``."""
     return x.flatten(0, 1).unsqueeze(2).unbind(1)
 
