@@ -1,4 +1,4 @@
-"""The mathematics: the switching delta rule on tensors, its backends and how they are chosen."""
+"""The switching delta rule as an operation on tensors: its interface, its backends, and the choice among them."""
 
 from swila.ops.api import switching_delta_rule as switching_delta_rule
 from swila.ops.api import switching_delta_rule_step as switching_delta_rule_step

@@ -1,4 +1,4 @@
-"""The public operation: check the call, choose a backend, run it."""
+"""The public operation: checks a call, chooses a backend and runs it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def switching_delta_rule(
     routing_stats: bool = False,
     backend: str = "auto",
 ) -> SwitchingOutput:
-    r"""A mixture of J online linear regressors per head: online EM over key-value pairs, read out by queries.
+    r"""Outputs of a mixture of J online linear regressors per head, updated by online EM on key-value pairs.
 
     For every token, with ``α = exp(log_decay)`` and state rows ``w_jd`` in ``R^K``::
 
@@ -41,39 +41,40 @@ def switching_delta_rule(
         w_jd = α ⊙ w_jd + β_jd r_jd δ_jd k                           update
         o_d  = Σ_j ρ_jd (w_jd · q)                                   retrieval
 
-    where the prior ``p`` and the mix ``ρ`` are ``softmax_j`` of the logits, or with a gate ``g`` (temporal) a blend
-    ``(1 - g) previous + g softmax_j(logits)`` with the last responsibilities and the last mix. There is no scale on
-    ``q``. With J = 1 this is DeltaNet, with a scalar decay Gated DeltaNet, with a decay per key dim KDA.
+    The prior ``p`` and the mix ``ρ`` are ``softmax_j`` of the logits. With a temporal gate ``g`` they are the blends
+    ``(1 - g) previous + g softmax_j(logits)`` with the responsibilities and the mix of the previous token. ``q`` is not
+    scaled. With J = 1 this is DeltaNet; with J = 1 and a decay per head Gated DeltaNet; with J = 1 and a decay per key
+    dim KDA.
 
     Args:
-        q: queries ``[B, T, H, K]``.
-        k: keys ``[B, T, H, K]``.
-        v: values ``[B, T, H, V]``.
-        beta: learning rates in [0, 1], ``[B, T, H, J, V]``.
-        key_logits: log-prior of the responsibilities up to a constant over j, ``[B, T, H, J, V]``; -inf rules a mixture
-            out. +inf gives NaN, or with ``backend="cuda"`` in some forms that mixture alone.
-        query_logits: the same for the mix at retrieval, ``[B, T, H, J, V]``.
-        log_decay: ``log α <= 0``; ``[B, T, H, J, 1, K]`` per key dim, ``[B, T, H, J, V, 1]`` per output dim or
-            ``[B, T, H, J, 1, 1]`` per head (and mixture).
-        key_gate: temporal gate of the prior in [0, 1], ``[B, T, H, V]``.
-        query_gate: temporal gate of the mix in [0, 1], ``[B, T, H, V]``.
-        decay_order: ``"pre"`` takes prediction errors at the decayed state, ``"post"`` at the state before it.
-        normalize: False leaves out the denominator of the responsibilities.
-        initial_state: the state to start from; by default ``W = 0`` and ``r = ρ = 1/J``.
-        cu_seqlens: bounds of packed sequences, int ``[N + 1]``, from 0 to T; then B must be 1 and every sequence
-            starts from its own state.
-        return_state: whether to return the state after the last token of each sequence.
-        routing_stats: whether to return usage and entropy of the responsibilities and of the mix.
-        backend: ``"auto"`` (the fastest that serves the call), or ``"cuda"``, ``"numba"``, ``"blocked"`` or
-            ``"reference"``. A backend asked for by name never falls back.
+        q: Queries, ``[B, T, H, K]``.
+        k: Keys, ``[B, T, H, K]``.
+        v: Values, ``[B, T, H, V]``.
+        beta: Learning rates in [0, 1], ``[B, T, H, J, V]``.
+        key_logits: Logits of the prior over mixtures for writing, ``[B, T, H, J, V]``. A logit of -inf excludes a
+            mixture. A logit of +inf gives NaN; with ``backend="cuda"`` some variants select that mixture instead.
+        query_logits: Logits of the mix at retrieval, ``[B, T, H, J, V]``.
+        log_decay: Log-decay ``log α <= 0``: ``[B, T, H, J, 1, K]`` (per key dim), ``[B, T, H, J, V, 1]`` (per output dim)
+            or ``[B, T, H, J, 1, 1]`` (per head and mixture).
+        key_gate: Temporal gate of the prior in [0, 1], ``[B, T, H, V]``.
+        query_gate: Temporal gate of the mix in [0, 1], ``[B, T, H, V]``.
+        decay_order: ``"pre"`` computes prediction errors with the decayed state, ``"post"`` with the state before decay.
+        normalize: Whether to normalise the responsibilities over the mixtures.
+        initial_state: State to start from. Default: ``W = 0`` and ``r = ρ = 1/J``.
+        cu_seqlens: Bounds of packed sequences from 0 to T, int ``[N + 1]``. B must then be 1, and each sequence has its
+            own initial and final state.
+        return_state: Whether to return the state after the last token of each sequence.
+        routing_stats: Whether to return usage and entropy of the responsibilities and of the mix.
+        backend: ``"auto"`` (the fastest that serves the call), ``"cuda"``, ``"numba"``, ``"blocked"`` or ``"reference"``.
+            A backend requested by name never falls back to another one.
 
     Returns:
-        ``SwitchingOutput(output [B, T, H, V], state, stats)``. Output, state and statistics are differentiable in
-        every floating input and the initial state.
+        ``SwitchingOutput(output [B, T, H, V], state, stats)``. Output, state and statistics are differentiable with
+        respect to every floating input and the initial state.
 
-    The state and all recurrence arithmetic are float32 (float64 for float64 inputs); the output has the dtype of
-    ``v``. Inputs that break the contract raise a ValueError; see also :func:`swila.set_value_checks`. Second
-    derivatives, forward-mode derivatives and ``torch.func`` transforms need ``backend="reference"``.
+    The state and all arithmetic of the recurrence are float32 (float64 for float64 inputs); the output has the dtype of
+    ``v``. A call that does not meet these requirements raises a ValueError; see also :func:`swila.set_value_checks`.
+    Second derivatives, forward-mode derivatives and ``torch.func`` transforms need ``backend="reference"``.
     """
     x = Inputs(
         q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate, *as_state(initial_state), cu_seqlens
@@ -99,13 +100,29 @@ def switching_delta_rule_step(
     backend: str = "auto",
     inplace: bool = False,
 ) -> SwitchingOutput:
-    """One token of :func:`switching_delta_rule`, for decoding: pass each call the state the last one returned.
+    """One decode step of :func:`switching_delta_rule`: one token, from the state that the previous call returned.
 
-    Arguments as there, for one token: either with their time axis of length 1 (``q [B, 1, H, K]``, ...) or without
-    it (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...); the output follows ``q``. The state
-    comes back unless ``return_state=False``. With ``inplace`` it is written over ``initial_state`` and comes back as
-    the same tensors: no second state in memory, and addresses that a captured CUDA graph can rely on. It has no
-    gradients.
+    The arguments are those of :func:`switching_delta_rule` for a single token, either with a time axis of length 1
+    (``q [B, 1, H, K]``, ...) or without one (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...).
+    The output has a time axis if ``q`` has one.
+
+    Args:
+        q: Queries, ``[B, 1, H, K]`` or ``[B, H, K]``.
+        k: Keys, likewise.
+        v: Values, likewise.
+        beta: Learning rates.
+        key_logits: Logits of the prior over mixtures for writing.
+        query_logits: Logits of the mix at retrieval.
+        log_decay: Log-decay, or None.
+        key_gate: Temporal gate of the prior, or None.
+        query_gate: Temporal gate of the mix, or None.
+        decay_order: ``"pre"`` or ``"post"``.
+        normalize: Whether to normalise the responsibilities over the mixtures.
+        initial_state: State to start from.
+        return_state: Whether to return the new state.
+        backend: See :func:`switching_delta_rule`.
+        inplace: Whether to write the new state into ``initial_state`` and return those tensors. This needs no second
+            state in memory, and a captured CUDA graph finds the state at the same address. It has no gradients.
     """
     tokens = [q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate]
     has_time = not isinstance(q, Tensor) or q.ndim != 3

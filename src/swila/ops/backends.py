@@ -1,7 +1,7 @@
-"""The table of backends: what each offers, which serve a call, and which one is taken.
+"""The table of backends: what each provides, which serve a call, and which one is chosen.
 
-A backend is one module with a ``BACKEND`` object; its place in :data:`_MODULES` is its rank (fastest first).
-Modules are imported when first asked about, so an optional package behind one is never imported for nothing.
+A backend is a module with a ``BACKEND`` object. :data:`_MODULES` lists them fastest first. A module is imported on
+first use, so that the optional package it needs is not imported otherwise.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ class Backend:
     """One implementation of the operation.
 
     Attributes:
-        name: what users write in ``backend=``.
-        summary: one line for ``swila info``.
-        forward: ``(inputs, options, save) -> (results, saved)``; with ``save`` it returns what its backward needs.
-        backward: ``(inputs, options, saved, grads) -> gradients`` of every floating input the call has, by name; of
-            the results' ``grads``, those that nothing depends on are None.
-        saved_like: ``(inputs, options) -> saved`` with empty tensors of the same shapes, for tracing.
-        differentiable: the forward as autograd-traceable torch code, where the backend has one; used in eager mode.
-        step: ``(inputs, options) -> results`` for T = 1, where the backend has a way made for decoding.
-        step_inplace: the same with the new state written over the old one.
-        step_has_gradients: whether autograd can trace ``step``.
-        unusable: why it cannot run on this machine, or None.
-        refuses: why it cannot serve a problem, or None.
-        slow_on_gpu: ``auto`` says so once when it must take this one for a GPU.
-        operand_bits: bits of the significand that matrix units see of a number, by dtype of q; None for all of them.
+        name: Name of the backend, the value of ``backend=``.
+        summary: One-line description for ``swila info``.
+        forward: ``(inputs, options, save) -> (results, saved)``; with ``save``, ``saved`` holds what the backward needs.
+        backward: ``(inputs, options, saved, grads) -> gradients`` of every floating input of the call, by name. Entries
+            of ``grads`` are None where the loss does not depend on the result.
+        saved_like: ``(inputs, options) -> saved`` as empty tensors of the same shapes, for tracing.
+        differentiable: The forward as torch code that autograd can trace, or None; used in eager mode.
+        step: ``(inputs, options) -> results`` for T = 1, an implementation for decoding, or None.
+        step_inplace: The same, writing the new state into the old one.
+        step_has_gradients: Whether autograd can trace ``step``.
+        unusable: Returns why the backend cannot run on this machine, or None.
+        refuses: Returns why the backend cannot serve a problem, or None.
+        slow_on_gpu: Whether ``auto`` warns once when it has to choose this backend for a GPU.
+        operand_bits: Returns the significand bits of the operands of matrix products for a dtype of q, or None for full
+            precision.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Backend:
     operand_bits: Callable[[torch.dtype], int | None] = _no_objection
 
     def run_step_in_place(self, x: Inputs, options: Options) -> Results:
-        """The step with the new state in the place of the old one, by whichever way there is."""
+        """Run the step in place: by ``step_inplace`` if possible, else by copying the new state into the old one."""
         if self.step_inplace is not None and all(t is None or t.is_contiguous() for t in (x.W, x.r, x.rho)):
             return self.step_inplace(x, options)
         results = self.forward(x, options, False)[0] if self.step is None else self.step(x, options)
@@ -77,14 +78,14 @@ class Backend:
 
 
 def register_backend(backend: Backend) -> None:
-    """Add a backend, ahead of the others when ``auto`` chooses; one of a built-in's name takes its place and rank."""
+    """Add a backend. ``auto`` tries it before the others; one with the name of a built-in backend replaces that one."""
     if backend.name == "auto":
-        raise ValueError("name must be a name of the backend's own, got 'auto'")
+        raise ValueError("name must not be 'auto', got 'auto'")
     _registered[backend.name] = backend
 
 
 def unregister_backend(name: str) -> None:
-    """Take back what :func:`register_backend` added."""
+    """Remove a backend that :func:`register_backend` added."""
     _registered.pop(name, None)
 
 
@@ -94,12 +95,12 @@ def registered_backends() -> tuple[Backend, ...]:
 
 
 def backend_names() -> list[str]:
-    """All backends, in the order in which ``auto`` tries them."""
+    """Names of all backends, in the order in which ``auto`` tries them."""
     return [name for name in _registered if name not in _MODULES] + list(_MODULES)
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of that name, or a ValueError that lists them."""
+    """The backend of that name; a ValueError that lists all names if there is none."""
     if isinstance(name, str) and name in _registered:
         return _registered[name]
     if not isinstance(name, str) or name not in _MODULES:
@@ -113,7 +114,7 @@ def all_backends() -> Iterator[Backend]:
 
 
 def usable_backends() -> list[str]:
-    """Names of those that can run on this machine."""
+    """Names of the backends that can run on this machine."""
     return [backend.name for backend in all_backends() if backend.unusable() is None]
 
 
@@ -125,7 +126,7 @@ def why_not(backend: Backend, problem: Problem) -> str | None:
 def choose_backend(name: str, problem: Problem, step: bool = False) -> Backend:
     """The named backend, or with ``"auto"`` the first that serves the problem; an explicit choice never falls back.
 
-    ``"auto:a,b"`` looks at those named alone, and for a decoding ``step`` only at those that have a way made for it.
+    ``"auto:a,b"`` considers only the backends named. With ``step``, ``auto`` considers only those with a decode step.
     """
     auto, _, among = name.partition(":") if isinstance(name, str) else (name, "", "")
     if auto != "auto":

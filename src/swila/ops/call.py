@@ -1,4 +1,4 @@
-"""One call of the operation as a backend sees it: tensors, options, results, and their description.
+"""A call of the operation as a backend sees it: tensors, options, results, and their description.
 
 Shapes use B batch, T time, H heads, J mixtures, V output (value) dims, K key dims and
 N sequences (B, or the number of packed ones).
@@ -20,7 +20,7 @@ DecayKind = Literal["key", "value", "head"]
 
 
 class Inputs(NamedTuple):
-    """Every tensor argument, in the order of the registered operator."""
+    """All tensor arguments, in the order of the registered operator."""
 
     q: Tensor
     k: Tensor
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor | None]) -> Inputs:
-        """From tensors in order, as they come out of the registered operator."""
+        """Inputs from tensors in the order of the fields."""
         return cls(*tensors)  # type: ignore[arg-type]
 
     @property
@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
 
     @property
     def num_sequences(self) -> int:
-        """How many states the call carries: the batch size, or the number of packed sequences."""
+        """Number of states of the call: the batch size, or the number of packed sequences."""
         return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
 
@@ -63,23 +63,23 @@ def needs_grad(x: Inputs) -> bool:
 
 
 def kept_rows(x: Inputs, chunk: int) -> int:
-    """Room for the states at the start of every chunk of a sequence but its first.
+    """Number of states at chunk starts to save, without those at the start of a sequence.
 
-    A packed sequence may end inside a chunk, but each full chunk of tokens starts at most one that is not a first.
+    Packed sequences may end inside a chunk; ``T // chunk`` is an upper bound for them.
     """
     B, T = x.q.shape[:2]
     return B * ((T - 1) // chunk) if x.cu_seqlens is None else T // chunk
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """The recurrence keeps its own precision, whatever the caller's autocast."""
+    """A context in which autocast is off: the recurrence chooses its own precision."""
     if not torch.amp.autocast_mode.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 class Options(NamedTuple):
-    """Every argument that is not a tensor, in the order of the registered operator."""
+    """All arguments that are not tensors, in the order of the registered operator."""
 
     decay_order: str = "pre"
     normalize: bool = True
@@ -88,7 +88,7 @@ class Options(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Everything a backend may return; what was not asked for is None."""
+    """All results of a backend; those not requested are None."""
 
     output: Tensor
     W: Tensor | None = None
@@ -101,12 +101,12 @@ class Results(NamedTuple):
 
     @property
     def final(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The parts of the final state."""
+        """The final state as ``(W, r, rho)``."""
         return self.W, self.r, self.rho
 
     @property
     def routing(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """The parts of the statistics."""
+        """The statistics in the order of :class:`~swila.RoutingStats`."""
         return self.key_usage, self.key_entropy, self.query_usage, self.query_entropy
 
     @property
@@ -121,7 +121,7 @@ class Results(NamedTuple):
 
 
 def empty_results(x: Inputs, options: Options) -> Results:
-    """Unfilled results of the right shapes: which of them exist is a fact of the call, not of the backend."""
+    """Uninitialised results of the right shapes. The call alone determines which of them are present."""
     B, T, H, _ = x.q.shape
     J, V, K = *x.beta.shape[3:], x.q.shape[3]
 
@@ -143,7 +143,7 @@ def empty_results(x: Inputs, options: Options) -> Results:
 
 @dataclass(frozen=True)
 class Problem:
-    """The facts by which a backend decides whether it can serve a call. No tensor, no value."""
+    """Description of a call, from which a backend decides whether it can serve it; holds no tensors."""
 
     device: str
     dtype: torch.dtype
@@ -177,7 +177,7 @@ class Problem:
 
 def decay_kind(log_decay: Tensor) -> DecayKind:
     """Granularity of ``log_decay [..., J, V or 1, K or 1]``."""
-    rows, columns = log_decay.shape[-2:]
-    if rows != 1:
+    V, K = log_decay.shape[-2:]
+    if V != 1:
         return "value"
-    return "key" if columns != 1 else "head"
+    return "key" if K != 1 else "head"

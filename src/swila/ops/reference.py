@@ -1,4 +1,4 @@
-r"""The switching delta rule, token by token: the specification every other backend is tested against.
+r"""The switching delta rule, token by token: the specification that all other backends are tested against.
 
 Per batch row, head, token ``t``, mixture ``j`` and output dimension ``d``, with ``w_jd`` a row of the state
 (equation names are the paper's labels):
@@ -16,10 +16,11 @@ Per batch row, head, token ``t``, mixture ``j`` and output dimension ``d``, with
                  (1 - g^q_{td})\, \rho_{t-1,jd} + g^q_{td}\, \pi_{jd}(q_t)          && \text{plain or temporal mix} \\
     o_{td} &= \sum_j \rho_{jd}\, (w_{t,jd} \cdot q_t)                               && \text{retrieval}
 
-Unnormalised responsibilities (``normalize=False``) are ``p e^{-δ²/2}`` without the denominator; the statistics are then
-of these, and their "entropy" is ``-Σ r log r`` all the same.
+Unnormalised responsibilities (``normalize=False``) are ``p e^{-δ²/2}`` without the denominator. The statistics are
+computed from them, with ``-Σ r log r`` in place of the entropy.
 
-Plain torch operations under autograd: differentiable any number of times, any device, any floating dtype.
+The implementation uses plain torch operations under autograd: it is differentiable any number of times, on any device
+and in any floating dtype.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ from swila.ops.validation import sequence_bounds
 
 
 def token_loop(x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] = lambda t: t) -> Results:
-    """All ``B`` sequences in step, from ``x.W, x.r, x.rho`` (zeros and ``1/J`` where None).
+    """Results for ``B`` sequences of equal length, from the state ``x.W, x.r, x.rho`` (0 and ``1/J`` where None).
 
-    The statistics' fields hold sums over tokens, not yet means. ``operand`` is what becomes of the numbers that a
-    matrix unit would read, the state and what is written to it: it shows what rounding them does.
+    The fields of the statistics hold sums over tokens, not means.
+
+    Args:
+        x: Tensors of the call, in the compute dtype.
+        options: Options of the call.
+        operand: Applied to the operands of products with the state, to model their rounding in matrix units.
     """
     B, T, H, K = x.q.shape
     J, V = x.beta.shape[3:]
-    tiny = torch.finfo(x.q.dtype).tiny  # what a probability that has underflowed counts as
+    tiny = torch.finfo(x.q.dtype).tiny  # replaces probabilities that have underflowed
     W = x.q.new_zeros(B, H, J, V, K) if x.W is None else x.W
     r = x.q.new_full((B, H, J, V), 1 / J) if x.r is None else x.r
     log_r: Tensor | None = None
@@ -85,7 +90,7 @@ def token_loop(x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] 
         outputs.append((rho * (operand(W) * q).sum(-1)).sum(2))
 
         if options.routing_stats:
-            least = math.log(tiny)  # a mixture ruled out by a logit of -inf has no part in the entropy
+            least = math.log(tiny)  # a mixture with a logit of -inf contributes nothing to the entropy
             token = r, -(r * log_r.clamp_min(least)).sum(2), rho, -(rho * log_rho.clamp_min(least)).sum(2)
             parts = [part.sum(0) for part in token]
             sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else parts
@@ -96,7 +101,7 @@ def token_loop(x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] 
 
 
 def differentiable_forward(x: Inputs, options: Options, operand: Callable[[Tensor], Tensor] = lambda t: t) -> Results:
-    """The operation under autograd: full precision inside, packed sequences one after another."""
+    """The operation under autograd, in full precision; packed sequences are computed one after another."""
     dtype = x.v.dtype
     tokens = x.q.shape[0] * x.q.shape[1]
     with without_autocast(x.q.device):
@@ -111,13 +116,13 @@ def differentiable_forward(x: Inputs, options: Options, operand: Callable[[Tenso
 
 
 def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
-    """Keeps nothing: :func:`backward` runs the loop again."""
+    """Results without saved tensors: :func:`backward` recomputes the loop."""
     with torch.no_grad():
         return differentiable_forward(x, options), []
 
 
 def backward(x: Inputs, options: Options, saved: list[Tensor], grads: Results) -> dict[str, Tensor]:
-    """Gradients of the loop run again. In a thread of its own, because autograd is off inside a registered operator."""
+    """Gradients by recomputing the loop, in a separate thread: autograd is disabled inside a registered operator."""
     stream = torch.cuda.current_stream(x.q.device) if x.q.is_cuda else None
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_gradients, x, options, grads, stream).result()
@@ -134,7 +139,7 @@ def _gradients(x: Inputs, options: Options, grads: Results, stream: torch.cuda.S
 
 
 def _log_blend(log_r: Tensor, log_pi: Tensor, g: Tensor) -> Tensor:
-    """``log((1 - g) r + g π)`` by logarithms, so that its derivatives in them stay within [0, 1]."""
+    """``log((1 - g) r + g π)`` from logarithms; its derivatives with respect to them are within [0, 1]."""
     least = math.log(torch.finfo(g.dtype).tiny)
     log_r, log_pi, g = log_r.clamp_min(least), log_pi.clamp_min(least), _bounded(g.expand_as(log_r))
     most = torch.maximum((1 - g).log() + log_r, g.log() + log_pi).detach()
@@ -142,7 +147,7 @@ def _log_blend(log_r: Tensor, log_pi: Tensor, g: Tensor) -> Tensor:
 
 
 def _bounded(probability: Tensor) -> Tensor:
-    """The same, with a derivative that stays finite: it grows as the inverse of the probability."""
+    """The same values, with the gradient clamped: it grows as the inverse of the probability."""
     if probability.requires_grad:
         steepest = torch.finfo(probability.dtype).max ** 0.75
         probability.register_hook(lambda grad: None if grad is None else grad.clamp(-steepest, steepest))

@@ -1,4 +1,4 @@
-"""What goes into and comes out of the switching delta rule."""
+"""State, statistics and output of the switching delta rule."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class SwitchingState(NamedTuple):
     """The recurrent state carried between calls; float32, or float64 for float64 inputs.
 
     Attributes:
-        W: fast weights, one regressor ``w_jd`` per mixture and output dimension, ``[N, H, J, V, K]``.
-        r: last responsibilities, ``[N, H, J, V]``; present where a ``key_gate`` is given.
-        rho: last query mix, ``[N, H, J, V]``; present where a ``query_gate`` is given.
+        W: Fast weights, one regressor ``w_jd`` per mixture and output dimension, ``[N, H, J, V, K]``.
+        r: Responsibilities of the last token, ``[N, H, J, V]``; None without a ``key_gate``.
+        rho: Query mix of the last token, ``[N, H, J, V]``; None without a ``query_gate``.
 
     ``N`` is the batch size, or the number of packed sequences.
     """
@@ -24,13 +24,13 @@ class SwitchingState(NamedTuple):
 
 
 class RoutingStats(NamedTuple):
-    """Means over all tokens, from which load balancing and router diagnostics follow.
+    """Means over all tokens; load balancing and router diagnostics are computed from them.
 
     Attributes:
-        key_usage: mean of the responsibilities ``r`` over batch and time, ``[H, J, V]``.
-        key_entropy: mean per-token entropy of ``r`` in nats, ``[H, V]``.
-        query_usage: mean of the query mix ``rho``, ``[H, J, V]``.
-        query_entropy: mean per-token entropy of ``rho`` in nats, ``[H, V]``.
+        key_usage: Mean of the responsibilities ``r`` over batch and time, ``[H, J, V]``.
+        key_entropy: Mean per-token entropy of ``r`` in nats, ``[H, V]``.
+        query_usage: Mean of the query mix ``rho``, ``[H, J, V]``.
+        query_entropy: Mean per-token entropy of ``rho`` in nats, ``[H, V]``.
     """
 
     key_usage: Tensor
@@ -40,7 +40,7 @@ class RoutingStats(NamedTuple):
 
 
 class SwitchingOutput(NamedTuple):
-    """Result of the operation: ``output [B, T, H, V]``, and state and statistics where asked for."""
+    """Result of the operation: ``output [B, T, H, V]``, the final state and the statistics (None if not requested)."""
 
     output: Tensor
     state: SwitchingState | None = None

@@ -20,11 +20,11 @@ _value_checks: ValueChecks | None = None
 
 
 def set_value_checks(when: ValueChecks) -> None:
-    """Choose where the *values* of arguments are checked, beside their shapes and dtypes.
+    """Set for which devices the *values* of arguments are checked, in addition to shapes and dtypes.
 
-    Such a check must read the tensors, which on a GPU stops the host until the device has caught up:
-    ``"cpu"`` (the default) checks CPU tensors only, ``"always"`` those on a GPU as well (to find a bug),
-    ``"never"`` none. The environment variable ``SWILA_VALUE_CHECKS`` sets the same before the first call.
+    The check reads the tensors, which on a GPU makes the host wait for the device. ``"cpu"`` (default) checks CPU
+    tensors only, ``"always"`` checks tensors on a GPU too (for debugging), ``"never"`` checks none. The environment
+    variable ``SWILA_VALUE_CHECKS`` sets the initial value.
     """
     global _value_checks
     if when not in ("cpu", "always", "never"):
@@ -33,7 +33,7 @@ def set_value_checks(when: ValueChecks) -> None:
 
 
 def get_value_checks() -> ValueChecks:
-    """Where values are checked now; see :func:`set_value_checks`."""
+    """The current setting of :func:`set_value_checks`."""
     if _value_checks is None:
         set_value_checks(os.environ.get("SWILA_VALUE_CHECKS", "cpu"))  # type: ignore[arg-type]
     assert _value_checks is not None
@@ -41,13 +41,13 @@ def get_value_checks() -> ValueChecks:
 
 
 def values_are_checked(device: torch.device) -> bool:
-    """Whether values of tensors on that device are to be read."""
+    """Whether values of tensors on that device are checked."""
     when = get_value_checks()
     return when == "always" or (when == "cpu" and device.type == "cpu")
 
 
 def check_call(x: Inputs, options: Options) -> None:
-    """Raise ValueError unless shapes, dtypes, devices and options are those of the contract."""
+    """Raise ValueError unless shapes, dtypes, devices and options meet the requirements of the operation."""
     _check_options(options)
     for name, tensor in x._asdict().items():
         if tensor is None and name in Inputs._field_defaults:
@@ -77,7 +77,7 @@ def check_call(x: Inputs, options: Options) -> None:
 
 
 def check_values(x: Inputs) -> None:
-    """Raise ValueError for values outside the contract, where :func:`set_value_checks` wants them read."""
+    """Raise ValueError for values out of range, for the devices that :func:`set_value_checks` selects."""
     if not values_are_checked(x.q.device):
         return
     if x.cu_seqlens is not None:
@@ -93,9 +93,9 @@ def check_values(x: Inputs) -> None:
 
 
 def sequence_bounds(x: Inputs) -> list[int]:
-    """Where each sequence starts and ends among the flattened tokens, on the host.
+    """Bounds ``[N + 1]`` of the sequences in the flattened tokens, on the host.
 
-    Packed bounds are checked here whatever :func:`set_value_checks` says: they have to be read anyway.
+    ``cu_seqlens`` is checked here with any setting of :func:`set_value_checks`, since it is read in any case.
     """
     B, T = x.q.shape[:2]
     if x.cu_seqlens is None:
@@ -106,7 +106,7 @@ def sequence_bounds(x: Inputs) -> list[int]:
 
 
 def as_state(initial_state: SwitchingState | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The parts of an initial state; any 3-tuple will do, as caches keep plain tuples."""
+    """An initial state as ``(W, r, rho)``; any tuple of length 3 is accepted."""
     if initial_state is None:
         return None, None, None
     if not isinstance(initial_state, tuple) or len(initial_state) != 3:
@@ -167,7 +167,7 @@ def _check_shapes(x: Inputs) -> None:
 
 
 def _most_common(sizes: list[S]) -> S:
-    """The size most arguments have, so that the one that differs is named; of several the first."""
+    """The most frequent size, the first of several: the error then names the argument that differs."""
     return max(sizes, key=sizes.count)
 
 
@@ -204,7 +204,7 @@ def check_cu_seqlens(bounds: list[int], T: int) -> None:
 
 
 def _range(tensor: Tensor) -> tuple[float, float]:
-    """Least and greatest value; NaN, which is for the user to find in the output, left out."""
+    """Minimum and maximum, NaN excluded: NaN is an allowed value that propagates to the output."""
     values = tensor.detach()
     bounds = torch.aminmax(values)
     if bounds.min.isnan():

@@ -1,6 +1,6 @@
-r"""The adjoint of a chunk: the substitution in reverse, the rest matrix products.
+r"""The adjoint of a chunk: a substitution in reverse, and matrix products.
 
-With ``dS_t = ρ_t do_t`` and ``dW'`` from the right, in the notation of ``algorithm.py``,
+With ``dS_t = ρ_t do_t`` and ``dW'``, the adjoint of the state at the chunk's end, in the notation of ``algorithm.py``,
 
 .. math::
 
@@ -10,10 +10,10 @@ With ``dS_t = ρ_t do_t`` and ``dW'`` from the right, in the notation of ``algor
     du_j &= \delta_j dz_j - e_j \beta_j r_j \\
     dW &= \Gamma_C dW' + \sum_t du_t \otimes \Gamma_t k_t + dS_t \otimes \Gamma_t q_t
 
-where e is the adjoint of c, ``z = log p - δ²/2``, and m comes from the statistics and, if temporal, from the token
-after: ``m_{t-1} = (1 - g) r_{t-1} / p ⊙ dz_t``.
+where e is the adjoint of c, ``z = log p - δ²/2``, and m is the contribution of the statistics and, with a key gate, of
+the next token: ``m_{t-1} = (1 - g) r_{t-1} / p ⊙ dz_t``.
 
-The adjoint of r travels as that of ``log r``: its share ``(1 - g) r / p`` is at most one, however small a prior gets.
+The adjoint of r is carried as that of ``log r``: the factor ``(1 - g) r / p`` is at most one for any prior.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from swila.ops.blocked.decay import Decayed
 def adjoint(
     x: Chunk, s: Solved, start: State, do: Tensor, rdr: Tensor | None, drho: Tensor | None, end: State
 ) -> tuple[dict[str, Tensor], State, Tensor]:
-    """Gradients of the chunk's inputs, by name, and of the state at its start.
+    """Gradients of a chunk's inputs, by name, and of the state at its start.
 
     Args:
-        x: the chunk's inputs.
-        s: what the forward found in it.
-        start: the state at its start.
-        do: adjoint of the output, ``[N, C, 1, V]``.
-        rdr: what the statistics add to ``r ⊙ dr``, ``[N, C, J, V]``.
-        drho: what they add to the adjoint of the mix, ``[N, C, J, V]``.
-        end: adjoint of the state at the chunk's end, with that of ``log r`` in the place of r.
+        x: Inputs of the chunk.
+        s: Its intermediate results.
+        start: State at its start.
+        do: Adjoint of the output, ``[N, C, 1, V]``.
+        rdr: Contribution of the statistics to ``r ⊙ dr``, ``[N, C, J, V]``.
+        drho: Contribution of the statistics to the adjoint of the mix, ``[N, C, J, V]``.
+        end: Adjoint of the state at the chunk's end, with the adjoint of ``log r`` as its r.
 
     Returns:
-        The gradients, the adjoint of the state at the start in the same form as ``end``, and that of r itself.
+        The gradients, the adjoint of the state at the start in the form of ``end``, and the adjoint of its r.
     """
     keys_u, keys_S, rows_u, rows_S = x.decays
     W, dW = start.W, end.W
@@ -103,14 +103,14 @@ def adjoint(
 def substitute_adjoint(
     x: Chunk, s: Solved, E: Tensor, rdr: Tensor | None, m: Tensor, stay: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The substitution in reverse: e, dz, du of every token, and m for the token before the chunk.
+    """e, dz and du of every token, and m for the token before the chunk: the substitution in reverse.
 
-    ``E`` is the part of e known beforehand; ``stay = (1 - g) r_{t-1} / p`` where temporal.
+    ``E`` is e without the contributions of this chunk; ``stay`` is ``(1 - g) r_{t-1} / p`` with a key gate, else None.
     """
     N, C, J, V = x.beta.shape
     es, dzs, dus = torch.empty_like(x.beta), torch.empty_like(x.beta), torch.zeros_like(E)
     read = torch.zeros_like(E) if x.row_decay else dus
-    future = read.flatten(0, 1)  # du_s, decayed back to the token at hand
+    future = read.flatten(0, 1)  # du_s, decayed back to the current token
     E_rows, A_rows = tokens_of(E), tokens_of(s.A.mT.contiguous())
     columns = [by_token(dus, J), by_token(read, J), *(a.unbind(1) for a in (s.delta, s.r, x.beta * s.r, es, dzs))]
     for t in reversed(range(C)):
@@ -138,7 +138,7 @@ def substitute_adjoint(
 def mix_adjoint(
     x: Chunk, s: Solved, rho: Tensor, drho: Tensor, drho_end: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Adjoints of the query prior, of the mix before the chunk, and of the gate where there is one."""
+    """Adjoints of the query prior, of the mix before the chunk, and of the query gate if there is one."""
     if x.g_q is None:
         return drho, drho_end, {}
     drho = drho.clone()
@@ -149,6 +149,6 @@ def mix_adjoint(
 
 
 def finite(x: Tensor) -> Tensor:
-    """Bound a derivative in a probability, which grows as its inverse."""
+    """Clamp a derivative with respect to a probability, which grows as the inverse of the probability."""
     steepest = torch.finfo(x.dtype).max ** 0.75
     return x.clamp(-steepest, steepest)

@@ -1,4 +1,4 @@
-r"""The switching delta rule, exactly, by matrix products: all that stays sequential is J numbers per output dim.
+r"""The exact blocked algorithm: matrix products, and a sequential substitution of J numbers per output dim.
 
 The state enters the nonlinearity through ``u_t = w · k_t`` alone, and every update is along ``k_t``. In a chunk of C
 tokens that starts at the state ``W``, with ``Γ_t`` the decay since the start and ``Γ_ts`` that from ``s`` to ``t``,
@@ -10,12 +10,13 @@ tokens that starts at the state ``W``, with ``Γ_t`` the decay since the start a
     S_t &= (\Gamma_t q_t) \cdot W + \sum_{s\le t} P_{ts} c_s   & P_{ts} &= q_t \cdot \Gamma_{ts} k_s  \\
     W' &= \Gamma_C W + \sum_s c_s \otimes \Gamma_{Cs} k_s      & o_t &= \sum_j \rho_{tj} S_{tj}
 
-Everything of size K is a matrix product; the rest is a substitution over C steps (:func:`substitute`). The numbers are
-those of the token loop up to rounding. The adjoint, the same substitution in reverse, is in ``adjoint.py``.
+All terms with K dims are matrix products; the rest is a substitution over C steps (:func:`substitute`). The results
+equal those of the token loop up to rounding. The adjoint, a substitution in reverse, is in ``adjoint.py``. A short
+version of this file is ``minimal.py``.
 
-Shapes: N sequences times heads, C tokens, J mixtures, V output dims, K key dims. Per token ``[N, C, J, V]``; in matrix
-products the same as ``[N, G, C, F V]``, ``J = G F``. The G groups have key decays of their own (G = J with a decay per
-key dim, else 1), the F mixtures of a group share the matrices A and P.
+Shapes: N sequences times heads, C tokens, J mixtures, V output dims, K key dims. Per-token values are
+``[N, C, J, V]``, in matrix products ``[N, G, C, F V]`` with ``J = G F``. The F mixtures of a group share its matrices A
+and P: with a decay per key dim each mixture is a group (G = J), otherwise all mixtures are one (G = 1).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from swila.ops.blocked.decay import UNDECAYED, Decayed, Undecayed
 
 @dataclass(frozen=True)
 class Chunk:
-    """The inputs of one chunk, in full precision."""
+    """Inputs of one chunk, in the compute dtype."""
 
     q: Tensor  # [N, 1, C, K]
     k: Tensor  # [N, 1, C, K]
@@ -49,7 +50,7 @@ class Chunk:
 
     @cached_property
     def decays(self) -> tuple[Undecayed, Undecayed, Undecayed, Undecayed]:
-        """Decay of the key dims as u_t and as S_t see it, then that of the state's rows."""
+        """Decays of the key dims for u_t and for S_t, then decays of the state's rows for u_t and for S_t."""
         if self.log_decay is None:
             return UNDECAYED, UNDECAYED, UNDECAYED, UNDECAYED
         S = Decayed(self.log_decay, inclusive=True)
@@ -58,7 +59,7 @@ class Chunk:
 
     @cached_property
     def row_decay(self) -> tuple[Tensor, ...]:
-        """What each token multiplies the state's rows by, ``[N, 1, J V]``; empty if nothing."""
+        """Factor of each token on the state's rows, ``[N, 1, J V]``; empty without such a decay."""
         if self.log_decay is None or self.by_key:
             return ()
         return self.log_decay.squeeze(1).exp().unsqueeze(2).unbind(1)
@@ -73,7 +74,7 @@ class Chunk:
 
 
 class State(NamedTuple):
-    """The state at a chunk's bound, or its adjoint."""
+    """State at the start or end of a chunk, or its adjoint."""
 
     W: Tensor  # [N, G, F V, K]
     r: Tensor  # [N, J, V]
@@ -81,7 +82,7 @@ class State(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What the forward finds in a chunk."""
+    """Intermediate results of a chunk."""
 
     A: Tensor  # [N, G, C, C]
     P: Tensor  # [N, G, C, C]
@@ -93,7 +94,7 @@ class Solved(NamedTuple):
 
 
 def solve(x: Chunk, start: State) -> Solved:
-    """Everything in a chunk, from the state at its start."""
+    """All intermediate results of a chunk, from the state at its start."""
     keys_u, keys_S, rows_u, rows_S = x.decays
     A = keys_u.gram(x.k, x.k)
     P = keys_S.gram(x.q, x.k, own=True)
@@ -116,12 +117,12 @@ def advance(x: Chunk, s: Solved, start: State) -> State:
 
 
 def substitute(x: Chunk, U: Tensor, A: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sequential part: ``δ_t = v_t - u_t``, and from it ``r_t`` and ``c_t``, for t = 0 ... C - 1."""
+    """``δ_t = v_t - u_t``, ``r_t`` and ``c_t`` for t = 0 ... C - 1: the sequential part."""
     N, _, J, V = x.beta.shape
-    tiny = torch.finfo(U.dtype).tiny  # what a prior that has underflowed counts as
-    known = x.group(x.v.expand_as(x.beta)) - U  # δ_t, but for what the chunk itself has written
+    tiny = torch.finfo(U.dtype).tiny  # replaces priors that have underflowed
+    known = x.group(x.v.expand_as(x.beta)) - U  # δ_t without the writes of this chunk
     deltas, rs, written = torch.empty_like(x.beta), torch.empty_like(x.beta), torch.zeros_like(U)
-    past = written.flatten(0, 1)  # c_s, decayed to the token at hand
+    past = written.flatten(0, 1)  # c_s, decayed to the current token
     columns = [by_token(written, J), *(a.unbind(1) for a in (deltas, rs, x.beta, x.log_pi))]
     for t, (known_t, A_t, c, delta_t, r_t, beta, log_p) in enumerate(
         zip(tokens_of(known), tokens_of(A), *columns, strict=True)
@@ -142,7 +143,7 @@ def substitute(x: Chunk, U: Tensor, A: Tensor, r: Tensor) -> tuple[Tensor, Tenso
 
 
 def mix(x: Chunk, rho: Tensor) -> Tensor:
-    """The query mix of every token: its prior, blended over time where there is a gate."""
+    """Query mix of every token: its prior, or with a gate the blend with the previous mix."""
     if x.g_q is None:
         return x.pi_q
     mixes = torch.empty_like(x.pi_q)

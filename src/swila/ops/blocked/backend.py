@@ -1,4 +1,4 @@
-"""The blocked algorithm as a backend: chunk after chunk, forward and back, keeping states at chunk bounds only."""
+"""The blocked algorithm as a backend: loops over chunks, and saves states at chunk starts only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNK = 32
 
 
 def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
-    """Walk the chunks; with ``save`` keep the state at the start of each."""
+    """Process the chunks in order; with ``save``, save the state at the start of each."""
     results, kept = empty_results(x, options), saved_like(x, options) if save else []
     with without_autocast(x.q.device):
         layout, flat = plan(x, CHUNK), _flatten(x)
@@ -41,7 +41,7 @@ def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tens
 
 
 def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
-    """Walk the chunks back, each solved again from the state kept at its start."""
+    """Process the chunks in reverse order; each is recomputed from the state saved at its start."""
     with without_autocast(x.q.device):
         layout, flat = plan(x, CHUNK), _flatten(x)
         initial = _initial_state(x, layout)
@@ -76,7 +76,7 @@ def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) ->
 
 
 def saved_like(x: Inputs, options: Options) -> list[Tensor]:
-    """The state at the start of every chunk but a sequence's first: W, and r and rho where carried."""
+    """States at the start of every chunk except the first of a sequence: W, and r and rho if the call carries them."""
     rows, (H, J, V), K = kept_rows(x, CHUNK), x.beta.shape[2:], x.q.shape[3]
     shapes = (rows, H, J, V, K), (rows, H, J, V), (rows, H, J, V)
     return _carried(x, State(*(x.q.new_empty(shape, dtype=x.compute_dtype) for shape in shapes)))
@@ -87,7 +87,7 @@ def _carried(x: Inputs, state: State) -> list[Tensor]:
 
 
 def _restored(x: Inputs, initial: State, kept: list[Tensor]) -> State:
-    """What was kept, with the initial value for what is not carried and so not looked at."""
+    """The saved state; parts that the call does not carry are not used and have their initial value."""
     parts, carried = iter(kept), (True, x.key_gate is not None, x.query_gate is not None)
     return State(*(next(parts) if c else part for c, part in zip(carried, initial, strict=True)))
 
@@ -157,7 +157,7 @@ def _as_given(flat: Inputs, grad: Tensor) -> Tensor:
 
 
 def _routing(x: Inputs, tokens: Tokens, s: Solved) -> list[Tensor]:
-    """This chunk's part of usage and entropy, key side then query side."""
+    """Contribution of a chunk to usage and entropy, key side then query side."""
     weight = _token_weight(x, tokens, s)
     parts = []
     for probs in (s.r, s.rho):
@@ -168,7 +168,7 @@ def _routing(x: Inputs, tokens: Tokens, s: Solved) -> list[Tensor]:
 
 
 def _routing_adjoint(x: Inputs, tokens: Tokens, s: Solved, grads: Results) -> tuple[Tensor | None, Tensor | None]:
-    """What the statistics add to ``r ⊙ dr`` and to ``drho``; None where nothing depends on them."""
+    """Contribution of the statistics to ``r ⊙ dr`` and ``drho``; None if the loss does not depend on them."""
     if all(grad is None for grad in grads.routing):
         return None, None
     weight = _token_weight(x, tokens, s)

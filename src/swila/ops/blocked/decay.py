@@ -4,10 +4,10 @@ With ``α_i = exp(a_i) ≤ 1`` per channel, a token ``t`` that reads what ``s < 
 
 .. math::  \Gamma_{t,s} = \prod_{s < i \le t} \alpha_i    \qquad\text{(post-decay reads: } s < i < t\text{)}.
 
-Written as ``exp(G_t) · exp(-G_s)`` the second factor overflows under strong decay. But ``Γ`` splits at *any* token
-between ``s`` and ``t`` into two factors that are both at most one; halving the chunk again and again puts such a
-token between every pair. Each of the ``log2 C`` levels is then one batched matrix product, and each exponent a sum
-of neighbours, never a difference of large numbers.
+In the form ``exp(G_t) · exp(-G_s)``, with cumulative sums G, the second factor overflows under strong decay. But ``Γ``
+splits at *any* token between ``s`` and ``t`` into two factors that are both at most one, and recursive halving of the
+chunk places a split between every pair. Each of the ``log2 C`` levels is one batched matrix product, and each exponent
+is a sum over neighbouring tokens, never a difference of large numbers.
 
 Shapes: channels ``[..., C, D]``, C tokens, a power of 2; pair matrices ``[..., C, C]`` with entry ``[t, s]``.
 """
@@ -35,20 +35,20 @@ class Undecayed:
         return M.mT @ x
 
     def from_start(self, x: Tensor) -> Tensor:
-        """Weigh readers by the decay since the chunk's start."""
+        """``x`` multiplied by the decay since the start of the chunk."""
         return x
 
     def to_end(self, y: Tensor) -> Tensor:
-        """Weigh writers by the decay until the chunk's end."""
+        """``y`` multiplied by the decay until the end of the chunk."""
         return y
 
     def across(self, W: Tensor, dim: int) -> Tensor:
-        """Decay a state through the whole chunk, its channels along ``dim``."""
+        """State ``W`` decayed over the whole chunk, with channels along ``dim``."""
         return W
 
 
 class Decayed(Undecayed):
-    """The pair products for ``log_alpha [..., C, D]``; ``inclusive`` readers see the decay of their own token."""
+    """The pair products for ``log_alpha [..., C, D]``; ``inclusive`` includes the decay of the reading token."""
 
     def __init__(self, log_alpha: Tensor, inclusive: bool) -> None:
         self.upto = _upto if inclusive else _before
@@ -95,9 +95,9 @@ class Decayed(Undecayed):
         return self.total.unsqueeze(-1 if dim == -2 else -2) * W
 
     def gram_adjoint(self, M: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives of ``<M, gram(x, y)>`` in x and y, as ``read`` and ``write`` give them, and in ``log_alpha``.
+        """Derivatives of ``<M, gram(x, y)>`` in x and y (those of ``read`` and ``write``) and in ``log_alpha``.
 
-        In the last, every pair counts at the tokens it spans, so nothing cancels.
+        For ``log_alpha``, each pair contributes to the tokens it spans, so no terms cancel.
         """
         own = M.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         dx, dy = own * y, own * x

@@ -1,4 +1,4 @@
-"""Which tokens make up each chunk, for batches and packed sequences alike."""
+"""Assignment of tokens to chunks, for batches and packed sequences."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from swila.ops.validation import sequence_bounds
 
 
 class Tokens(NamedTuple):
-    """C tokens of each of n sequences: one chunk of a batch, or of such packed sequences as have about as much left.
+    """C tokens of each of n sequences: one chunk of a batch, or of packed sequences of similar remaining length.
 
-    Where ``padding`` is True the sequence has ended. Padding is a token of zeros with closed gates, which changes
-    nothing: its error is zero, its learning rate is zero, and it keeps the priors it finds.
+    ``padding`` is True after the end of a sequence. A padding token has zero inputs and closed gates, which leave the
+    state unchanged: its error and its learning rate are zero, and it keeps the priors.
     """
 
     rows: Tensor  # [n, C], positions in the flattened [B T, ...] inputs
-    padding: Tensor | None  # [n, C], None where there is none
-    sequences: slice  # which, in the order of the plan
-    ended: slice  # those of them that have no more tokens after these
-    kept: slice | None  # where the states at the start of these tokens are kept; None if they are the initial ones
+    padding: Tensor | None  # [n, C], or None
+    sequences: slice  # which sequences, in the order of the plan
+    ended: slice  # the sequences that end in this chunk
+    kept: slice | None  # rows of the saved states at the chunk's start; None for initial states
 
     def take(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Gather ``x [B T, H, ...]`` into ``[n H, C, ...]``."""
@@ -34,7 +34,7 @@ class Tokens(NamedTuple):
         return chunk.flatten(0, 1)
 
     def put(self, x: Tensor, chunk: Tensor) -> None:
-        """Scatter ``chunk [n H, C, ...]`` into ``x [B T, H, ...]``, padding left out."""
+        """Scatter ``chunk [n H, C, ...]`` into ``x [B T, H, ...]``, without the padding."""
         chunk = chunk.unflatten(0, (-1, x.shape[1])).transpose(1, 2).to(x.dtype)
         if self.padding is None:
             x[self.rows] = chunk
@@ -43,19 +43,19 @@ class Tokens(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All chunks in order. Sequences stand longest first, so that those with tokens left are always a prefix."""
+    """All chunks in order. Sequences are sorted longest first, so that the unfinished ones are always a prefix."""
 
-    order: Tensor  # [N], which sequence stands where
+    order: Tensor  # [N], indices of the sequences, longest first
     chunks: list[Tokens]
 
 
 def plan(x: Inputs, longest: int) -> Plan:
-    """Cut into chunks of ``longest`` tokens, or fewer where the sequences are shorter (powers of two with a decay)."""
+    """Chunks of at most ``longest`` tokens; with a decay, their sizes are powers of two."""
     return _plan_batch(x, longest) if x.cu_seqlens is None else _plan_packed(x, longest)
 
 
 def _plan_batch(x: Inputs, longest: int) -> Plan:
-    """Rows of the same length: all on the device, so that a CUDA graph can capture it."""
+    """Plan for sequences of equal length, computed on the device so that a CUDA graph can capture it."""
     device, (B, T) = x.q.device, x.q.shape[:2]
     order, chunks = torch.arange(B, device=device), []
     for i, begin in enumerate(range(0, T, longest)):
@@ -88,13 +88,13 @@ def _plan_packed(x: Inputs, longest: int) -> Plan:
             position = begin + torch.arange(C, device="cpu")
             padding = position >= lengths[here, None]
             rows = starts[here, None] + position.minimum(lengths[here, None] - 1)
-            goes_on = sum(count > C for count in left[here])
+            unfinished = sum(count > C for count in left[here])
             chunks.append(
                 Tokens(
                     rows.to(device),
                     padding.to(device) if padding.any() else None,
                     here,
-                    slice(first + goes_on, first + n),
+                    slice(first + unfinished, first + n),
                     slice(kept, kept + n) if begin > 0 else None,
                 )
             )
@@ -104,12 +104,12 @@ def _plan_packed(x: Inputs, longest: int) -> Plan:
 
 
 def _groups(counts: list[int]) -> list[int]:
-    """Sizes of the groups to compute together: all, unless padding to the longest would more than double the tokens."""
+    """Sizes of the groups computed together: one group, unless padding would more than double the tokens."""
     if len(counts) * counts[0] <= 2 * sum(counts):
         return [len(counts)]
     return [len(list(group)) for _, group in groupby(counts, key=_power_of_two)]
 
 
 def _power_of_two(count: int) -> int:
-    """The least one that is no smaller."""
+    """The smallest power of two that is at least ``count``."""
     return 1 << (count - 1).bit_length()

@@ -1,4 +1,4 @@
-"""The compiled token loop as a backend: tensors to arrays, (sequence, head) pairs to threads."""
+"""The compiled token loop as a backend: tensors become arrays, threads share the (sequence, head) pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {None: 0, "key": 1, "value": 2, "head": 3}
 
 
 class Job:
-    """A call as the kernels take it: flat arrays ``[B T, H, ...]``, and dummies for what is not there."""
+    """A call in the form of the kernels: flat arrays ``[B T, H, ...]``, with dummies for missing inputs."""
 
     def __init__(self, x: Inputs, options: Options) -> None:
         import numpy as np
@@ -42,7 +42,7 @@ class Job:
         self.tiny = self.scalar(torch.finfo(x.compute_dtype).tiny)
 
     def flat(self, t: Tensor) -> Any:
-        """An array of the recurrence's dtype; shares the tensor's memory where it can."""
+        """An array in the compute dtype; shares the memory of the tensor if possible."""
         return t.detach().flatten(0, 1).to(self.x.compute_dtype).contiguous().numpy()
 
     @staticmethod
@@ -50,11 +50,11 @@ class Job:
         return torch.zeros_like(like) if t is None else t
 
     def new(self, *shape: int) -> Tensor:
-        """Zeros of the recurrence's dtype."""
+        """Zeros in the compute dtype."""
         return self.x.q.new_zeros(shape, dtype=self.x.compute_dtype)
 
     def run(self, kernel: Callable, *arguments: Any) -> None:
-        """All (sequence, head) pairs, shared out to as many threads as torch uses; the kernels let go of the GIL."""
+        """Run a kernel over all (sequence, head) pairs with as many threads as torch uses; kernels release the GIL."""
         import numpy as np
 
         units = np.arange((len(self.bounds) - 1) * self.H)
@@ -67,7 +67,7 @@ class Job:
 
 
 def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
-    """Walk the tokens; with ``save`` keep the states every :data:`CHUNK` of them."""
+    """Process the tokens in order; with ``save``, save the state every :data:`CHUNK` tokens."""
     from swila.ops.numba.kernels import forward as kernel
 
     job, results = Job(x, options), empty_results(x, options)
@@ -92,7 +92,7 @@ def forward(x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tens
 
 
 def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
-    """Walk the tokens back, each chunk computed again from the states kept at its start."""
+    """Process the tokens in reverse order; each chunk is recomputed from the state saved at its start."""
     from swila.ops.numba.kernels import backward as kernel
 
     job, state = Job(x, options), _initial_state(x)
@@ -122,14 +122,14 @@ def backward(x: Inputs, options: Options, kept: list[Tensor], grads: Results) ->
 
 
 def saved_like(x: Inputs, options: Options) -> list[Tensor]:
-    """The states at the start of every chunk but a sequence's first, laid out as the kernels have them."""
+    """States at the start of every chunk except the first of a sequence, in the layout of the kernels."""
     rows, (H, J, V), K = kept_rows(x, CHUNK), x.beta.shape[2:], x.q.shape[3]
     shapes = (rows, H, J, K, V), (rows, H, J, V), (rows, H, J, V)
     return [x.q.new_empty(shape, dtype=x.compute_dtype) for shape in shapes]
 
 
 def _initial_state(x: Inputs, zeros: bool = False) -> list[Tensor]:
-    """``W [N, H, J, K, V]`` and ``r, rho [N, H, J, V]`` of the kernels' own, to be written to."""
+    """New buffers ``W [N, H, J, K, V]`` and ``r, rho [N, H, J, V]``, which the kernels update in place."""
     N, H, (J, V), K = x.num_sequences, x.q.shape[2], x.beta.shape[3:], x.q.shape[3]
     new = [x.q.new_zeros(shape, dtype=x.compute_dtype) for shape in ((N, H, J, K, V), (N, H, J, V), (N, H, J, V))]
     for part, value in zip(new, (None if x.W is None else x.W.mT, x.r, x.rho), strict=True):
@@ -153,7 +153,7 @@ _said: list[bool] = []
 
 @contextmanager
 def _word_if_compiling(kernel: Any) -> Iterator[None]:
-    """Say so once where numba compiles the kernel; it does not where it finds it in its cache on disk."""
+    """Log a message once if numba compiles the kernel, which it does not if its cache on disk has it."""
     if _said:
         yield
         return
@@ -163,7 +163,7 @@ def _word_if_compiling(kernel: Any) -> Iterator[None]:
         def on_start(self, event: Any) -> None:
             if event.data["dispatcher"] is kernel and not _said:
                 _said.append(True)
-                logging.getLogger("swila").warning("numba compiles the kernels of swila, once: some 20 seconds")
+                logging.getLogger("swila").warning("compiling swila's numba kernels; this takes about 20 seconds once")
 
         def on_end(self, event: Any) -> None:
             pass

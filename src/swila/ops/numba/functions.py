@@ -1,7 +1,7 @@
-"""exp and log that LLVM can vectorise: in float32 short polynomials on the bits, in float64 the C library's.
+"""exp and log that LLVM can vectorise: polynomials in float32, the C library's functions in float64.
 
-Compiled without fast-math, so that their compensated steps stay as they are written. Numba's cache on disk does not see
-a change of this file: delete ``__pycache__`` beside it after one.
+They are compiled without fast-math, which would remove their compensation terms. Numba's disk cache does not notice
+changes of this file: delete the ``__pycache__`` beside it after a change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-r"""The recurrence and its adjoint, token by token, compiled: one call works through some (sequence, head) pairs.
+r"""The recurrence and its adjoint, token by token, compiled; one call processes several (sequence, head) pairs.
 
-The equations are those of ``reference.py``, the adjoint is theirs by hand. With ``dW`` that of the state after token t,
+The equations are those of ``reference.py``; their adjoint is derived by hand. With ``dW`` the adjoint of the state
+after token t,
 
 .. math::
 
@@ -24,20 +25,20 @@ from numba import njit
 from swila.ops.numba.functions import exp, log
 
 options = {"nogil": True, "cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
-# A helper that stays a function is linked to whichever copy was loaded first, which depends on whether the kernels were
-# just compiled or come from the cache; the last bits would too.
+# Inlined: a helper that stays a function is linked to the copy that was loaded first. That depends on whether the
+# kernels were compiled or read from the cache, and the last bits of the results would depend on it too.
 inlined = {**options, "forceinline": True}
 
 
 @njit(**inlined)
 def at_least(x, bound):
-    """The larger of two numbers; NaN if x is, as a comparison the other way round would not be."""
+    """The larger of two numbers, NaN if x is NaN; the opposite comparison would drop NaN."""
     return bound if x < bound else x
 
 
 @njit(**inlined)
 def softmax(x, out, one):
-    """Over the first of two dims."""
+    """Softmax over the first of two dims."""
     J, V = x.shape
     most, total = np.empty_like(x[0]), np.empty_like(x[0])
     for d in range(V):
@@ -111,7 +112,7 @@ def shrink(W, alpha_k, alpha_v):
 
 @njit(**inlined)
 def subtract(W, k, u):
-    """``u -= k W``, four rows at a time: u is loaded and stored as often."""
+    """``u -= k W``, four rows at a time, which reduces loads and stores of u."""
     K, V = W.shape
     for i in range(0, K - 3, 4):
         a, b, c, e = k[i], k[i + 1], k[i + 2], k[i + 3]
@@ -141,7 +142,7 @@ def write_and_read(W, c, k, q, S):
 
 @njit(**inlined)
 def key_prior(logits, temporal, normalize, out, one, tiny):
-    """What :func:`token` wants: probabilities if temporal, log-probabilities if unnormalised, else the logits."""
+    """Prior for :func:`token`: probabilities if temporal, log-probabilities if unnormalised, else the logits."""
     J, V = logits.shape
     if temporal or not normalize:
         softmax(logits, out, one)
@@ -190,7 +191,7 @@ def forward(
     half,
     tiny,
 ):
-    """Walk the tokens of some units ``sequence * H + head``; ``state`` is updated in place."""
+    """Process the tokens of some units ``sequence * H + head``; updates ``state`` in place."""
     q, k, v, beta, key_logits, query_logits = x
     (g_k, g_q), (W, r, rho), (kept_W, kept_r, kept_rho) = gates, state, kept
     post, normalize, temporal_k, temporal_q = flags
@@ -233,9 +234,9 @@ def backward(
     units, bounds, kept_rows, C, x, gates, log_decay, kind, flags, state, kept, do, dstate, dx, dgates, dlog_decay,
     drouting, weight, with_stats, half, tiny, steepest,
 ):  # fmt: skip
-    """Walk the chunks of some units back, each computed again from the state at its start; ``dstate`` in place.
+    """Process the chunks of some units in reverse order, recomputing each from the state at its start.
 
-    ``dstate`` comes in as the adjoint of the final state and leaves as that of the initial one.
+    ``dstate`` is updated in place, from the adjoint of the final state to that of the initial state.
     """
     q, k, v, beta, key_logits, query_logits = x
     dq, dk, dv, dbeta, dkey_logits, dquery_logits = dx
@@ -352,7 +353,7 @@ def backward(
 def query_adjoint(
     do, S, rho_last, rho, pi, g, temporal, drho, dlogits, dg, dusage, dentropy, weight, with_stats, dS, total, tiny
 ):
-    """Adjoint of retrieval: dS, the logits' gradients and the gate's; ``drho`` goes on to the token before."""
+    """Adjoint of retrieval: dS and the gradients of logits and gate; ``drho`` becomes that of the previous token."""
     J, V = rho.shape
     zero, one = tiny - tiny, weight / weight
     for d in range(V):
@@ -380,7 +381,7 @@ def query_adjoint(
 
 @njit(**inlined)
 def read_adjoint(dW, W, q, k, c, dS, e, dq, dk, zero):
-    """``dW += dS ⊗ q``, ``e = dW k``; into dq, and into dk what it wrote."""
+    """``dW += dS ⊗ q`` and ``e = dW k``; computes dq, and the part of dk from the write."""
     J, K, V = W.shape
     for i in range(K):
         dq[i] = zero
@@ -402,7 +403,7 @@ def read_adjoint(dW, W, q, k, c, dS, e, dq, dk, zero):
 
 @njit(**inlined)
 def write_adjoint(dW, W, k, du, alpha_k, alpha_v, kind, post, dk, dlog_decay, zero):
-    """The state before the token: ``dW`` through the decay and with du; into dk what it read."""
+    """``dW`` of the state before the token, through the decay and with du; adds the part of dk from the read."""
     J, K, V = W.shape
     for j in range(J):
         if kind > 1:
