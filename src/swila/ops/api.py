@@ -54,19 +54,19 @@ def switching_delta_rule(
         key_logits: Logits of the prior over mixtures for writing, ``[B, T, H, J, V]``. A logit of -inf excludes a
             mixture. A logit of +inf gives NaN; with ``backend="cuda"`` some variants select that mixture instead.
         query_logits: Logits of the mix at retrieval, ``[B, T, H, J, V]``.
-        log_decay: Log-decay ``log α <= 0``: ``[B, T, H, J, 1, K]`` (per key dim), ``[B, T, H, J, V, 1]`` (per output dim)
-            or ``[B, T, H, J, 1, 1]`` (per head and mixture).
+        log_decay: Log-decay ``log α <= 0``: ``[B, T, H, J, 1, K]`` (per key dim), ``[B, T, H, J, V, 1]`` (per output
+            dim) or ``[B, T, H, J, 1, 1]`` (per head and mixture).
         key_gate: Temporal gate of the prior in [0, 1], ``[B, T, H, V]``.
         query_gate: Temporal gate of the mix in [0, 1], ``[B, T, H, V]``.
-        decay_order: ``"pre"`` computes prediction errors with the decayed state, ``"post"`` with the state before decay.
+        decay_order: ``"pre"`` computes prediction errors with the decayed state, ``"post"`` with the one before decay.
         normalize: Whether to normalise the responsibilities over the mixtures.
         initial_state: State to start from. Default: ``W = 0`` and ``r = ρ = 1/J``.
         cu_seqlens: Bounds of packed sequences from 0 to T, int ``[N + 1]``. B must then be 1, and each sequence has its
             own initial and final state.
         return_state: Whether to return the state after the last token of each sequence.
         routing_stats: Whether to return usage and entropy of the responsibilities and of the mix.
-        backend: ``"auto"`` (the fastest that serves the call), ``"cuda"``, ``"numba"``, ``"blocked"`` or ``"reference"``.
-            A backend requested by name never falls back to another one.
+        backend: ``"auto"`` (the fastest that serves the call), ``"cuda"``, ``"numba"``, ``"blocked"`` or
+            ``"reference"``. A backend requested by name never falls back to another one.
 
     Returns:
         ``SwitchingOutput(output [B, T, H, V], state, stats)``. Output, state and statistics are differentiable with
@@ -103,8 +103,8 @@ def switching_delta_rule_step(
     """One decode step of :func:`switching_delta_rule`: one token, from the state that the previous call returned.
 
     The arguments are those of :func:`switching_delta_rule` for a single token, either with a time axis of length 1
-    (``q [B, 1, H, K]``, ...) or without one (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``, ...).
-    The output has a time axis if ``q`` has one.
+    (``q [B, 1, H, K]``, ...) or without one (``q [B, H, K]``, ``beta [B, H, J, V]``, ``log_decay [B, H, J, 1, K]``,
+    ...). The output has a time axis if ``q`` has one.
 
     Args:
         q: Queries, ``[B, 1, H, K]`` or ``[B, H, K]``.

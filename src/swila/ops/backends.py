@@ -37,7 +37,7 @@ class Backend:
     Attributes:
         name: Name of the backend, the value of ``backend=``.
         summary: One-line description for ``swila info``.
-        forward: ``(inputs, options, save) -> (results, saved)``; with ``save``, ``saved`` holds what the backward needs.
+        forward: ``(inputs, options, save) -> (results, saved)``; ``saved`` is what the backward needs, with ``save``.
         backward: ``(inputs, options, saved, grads) -> gradients`` of every floating input of the call, by name. Entries
             of ``grads`` are None where the loss does not depend on the result.
         saved_like: ``(inputs, options) -> saved`` as empty tensors of the same shapes, for tracing.
