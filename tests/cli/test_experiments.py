@@ -148,6 +148,11 @@ def test_status_tells_why_a_run_failed(swila, regression, tmp_path):
         ("result.json", {"status": "finished", "steps": 3, "best": "0.5"}, "must have a number as best, got '0.5'"),
         ("result.json", {"status": "finished", "steps": True}, "must have a number as steps, got True"),
         ("result.json", {"status": "finished", "seconds": 10**400}, "must have a number as seconds, got 1000"),
+        (
+            "result.json",
+            {"status": "finished", "best": 0.5},
+            "must be a complete result, but lacks metric, ",
+        ),
         ("config.json", [], "must hold a JSON object, got list"),
     ],
 )
@@ -170,7 +175,8 @@ def test_an_odd_file_hides_no_run_from_status(swila, regression, tmp_path, file,
 def test_status_of_odd_names_and_reasons(swila, regression, tmp_path):
     copy = tmp_path / "runs"
     shutil.copytree(regression[0] / "deltanet-H2-lr0.005-seed0", copy / "[red]")
-    (copy / "[red]" / "result.json").write_text(json.dumps({"status": "[/bold]", "error": 1}))
+    odd = copy / "[red]" / "result.json"
+    odd.write_text(json.dumps(json.loads(odd.read_text()) | {"status": "[/bold]", "error": 1}))
     shutil.copytree(regression[0] / "deltanet-H2-lr0.005-seed0", copy / "a")
     (copy / "a" / "result.json").unlink()
     (copy / "a" / "result.json").mkdir()

@@ -55,9 +55,9 @@ def test_the_papers_training():
     config = next(run for run in runs if run.train_examples == 40_000).training
     assert config.steps == 200 * 40_000 // 32
     assert config.warmup_steps == config.steps // 10
-    assert config.lr_at(config.warmup_steps, 1) == 2.5e-4
-    assert config.lr_at(0, 1) == pytest.approx(1e-6, abs=1e-7)
-    assert config.lr_at(config.steps, 1) == pytest.approx(2.5e-5)
+    assert config.learning_rate(1).at(config.warmup_steps) == 2.5e-4
+    assert config.learning_rate(1).at(0) == pytest.approx(1e-6, abs=1e-7)
+    assert config.learning_rate(1).at(config.steps) == pytest.approx(2.5e-5)
     assert (config.weight_decay, config.batch_size, config.stop_at) == (0.1, 32, None)
     (patient,) = make_runs("paper", ["swila"], [1000], patience=10)
     assert 10 <= patient.training.patience * patient.training.eval_every * 32 / 1000 < 12

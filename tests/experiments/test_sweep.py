@@ -12,10 +12,12 @@ import torch
 
 from swila.experiments.cdar.presets import make_runs
 from swila.experiments.experiment import Experiment, choose_by_validation
-from swila.experiments.loop import Progress
 from swila.experiments.registry import EXPERIMENTS, REGBENCH
 from swila.experiments.sweep import claim, run_all, take_turns
-from swila.training import RunDirectory
+from swila.training import Progress, RunDirectory, read_status
+
+RESULT = {"status": "finished", "metric": "accuracy", "best": 1.0, "best_step": 1, "final": 1.0}
+RESULT |= {"steps": 1, "device": "cpu", "seconds": 0.1}
 
 
 def few(models=None, steps=6, seeds=(0,)):
@@ -51,7 +53,7 @@ class Odd:
 class OddTraining:
     """Over before it began."""
 
-    over = True
+    ended = True
 
     def __init__(self, directory):
         self.directory = directory
@@ -62,7 +64,7 @@ class OddTraining:
     close = save
 
     def finish(self):
-        result = {"status": "finished", "best": 1.0, "threads": torch.get_num_threads()}
+        result = RESULT | {"threads": torch.get_num_threads()}
         self.directory.finish(result)
         return result
 
@@ -80,7 +82,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
 
 def test_an_interrupt_does_not_wait_for_a_run_to_get_ready(tmp_path):
     class Long(OddTraining):
-        over, saved = False, False
+        ended, saved = False, False
 
         def advance(self):
             return Progress(1, 9, None)
@@ -109,7 +111,7 @@ def test_workers_that_get_ready_are_not_waited_for(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_all([Odd("slow"), Odd("fine")], tmp_path, jobs=2, report=report)
     assert time.monotonic() - begun < 300
-    assert RunDirectory.status(tmp_path / "slow")["status"] in ("waiting", "interrupted")
+    assert read_status(tmp_path / "slow")["status"] in ("waiting", "interrupted")
 
 
 def test_a_killed_worker_costs_one_run(tmp_path):
@@ -128,12 +130,12 @@ def test_a_report_that_raises_stops_the_workers(tmp_path):
 
 
 def test_mistakes_in_directories_cost_nothing(tmp_path):
-    RunDirectory(tmp_path / "a", Odd("a").config()).finish({"status": "finished"})
+    RunDirectory(tmp_path / "a", Odd("a").config()).finish(RESULT)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.tex").write_text("important")
     with pytest.raises(ValueError, match="is not empty and holds no run"):
         run_all([Odd("a"), Odd("b")], tmp_path, fresh=True)
-    assert RunDirectory(tmp_path / "a", Odd("a").config()).result == {"status": "finished"}
+    assert RunDirectory(tmp_path / "a", Odd("a").config()).result == RESULT
 
 
 def test_two_commands_in_one_directory(tmp_path):
@@ -214,7 +216,7 @@ def test_taking_turns_interrupted_saves_all(tmp_path):
     for run in runs:
         directory = RunDirectory(tmp_path / run.name)
         assert directory.load_checkpoint()["state"]["step"] == 2
-        assert RunDirectory.status(directory.path)["step"] == 2
+        assert read_status(directory.path)["step"] == 2
     steps = []
     take_turns(runs, tmp_path, "cpu", 2, False, lambda news: news.progress and steps.append(news.progress.step))
     assert steps == [3, 3, 4, 4, 5, 5, 6, 6]
@@ -229,25 +231,25 @@ def test_how_runs_stand(tmp_path):
     gone = json.loads((at["interrupted"].path / "progress.json").read_text()) | {"pid": 2**22 - 1, "step": 7}
     (at["interrupted"].path / "progress.json").write_text(json.dumps(gone))
     at["failed"].note_failure(RuntimeError("out of memory"))
-    at["diverged"].finish({"status": "diverged", "best": None})
-    at["finished"].finish({"status": "finished", "best": 0.5})
-    found = {name: RunDirectory.status(directory.path) for name, directory in at.items()}
+    at["diverged"].finish(RESULT | {"status": "diverged", "best": None})
+    at["finished"].finish(RESULT | {"best": 0.5})
+    found = {name: read_status(directory.path) for name, directory in at.items()}
     assert {name: state["status"] for name, state in found.items()} == {name: name for name in names}
     assert found["failed"]["error"] == "RuntimeError: out of memory"
     assert "Traceback" not in found["failed"]["error"]
     assert "RuntimeError: out of memory" in json.loads((at["failed"].path / "error.json").read_text())["traceback"]
     assert found["interrupted"]["step"] == 7
     at["failed"].note_start()
-    assert RunDirectory.status(at["failed"].path)["status"] == "running", "tried again"
+    assert read_status(at["failed"].path)["status"] == "running", "tried again"
 
 
 def test_a_failure_is_noted_and_forgotten(tmp_path, monkeypatch):
     run_all([Odd("broken"), Odd("killed"), Odd("fine")], tmp_path, jobs=2)
-    assert RunDirectory.status(tmp_path / "broken")["error"] == "RuntimeError: out of memory"
-    assert RunDirectory.status(tmp_path / "killed")["error"] == "RuntimeError: the process died (exit code -9)"
+    assert read_status(tmp_path / "broken")["error"] == "RuntimeError: out of memory"
+    assert read_status(tmp_path / "killed")["error"] == "RuntimeError: the process died (exit code -9)"
     monkeypatch.setattr(Odd, "begin", lambda self, directory, *_: OddTraining(directory))
     assert run_all([Odd("broken")], tmp_path)["broken"]["status"] == "finished"
-    assert RunDirectory.status(tmp_path / "broken")["status"] == "finished"
+    assert read_status(tmp_path / "broken")["status"] == "finished"
     assert not (tmp_path / "broken" / "error.json").exists()
 
 
@@ -271,11 +273,11 @@ def test_what_is_over_is_not_run_again(tmp_path):
     """Whatever has become of the other files of a run with a result."""
     runs = [Odd("broken"), Odd("fine")]  # the first would fail
     own = RunDirectory(tmp_path / "broken", runs[0].config())
-    own.finish({"status": "finished", "best": 0.5})
+    own.finish(RESULT | {"best": 0.5})
     (own.path / "checkpoint.pt").write_bytes(b"half a checkpoint")
     (own.path / "progress.json").write_text("")
     results = run_all(runs, tmp_path)
-    assert results["broken"] == {"status": "finished", "best": 0.5}
+    assert results["broken"] == RESULT | {"best": 0.5}
     assert results["fine"]["best"] == 1.0
 
 
@@ -289,13 +291,13 @@ def test_progress_is_noted_now_and_then(tmp_path, monkeypatch):
     directory = RunDirectory(tmp_path / "run", {})
     directory.note_start()
     directory.note_progress(Progress(3, 9, None))
-    assert RunDirectory.status(directory.path)["step"] == 0, "not at every step"
+    assert read_status(directory.path)["step"] == 0, "not at every step"
     directory._noted -= 10
     directory.note_progress(Progress(4, 9, 0.5))
-    state = RunDirectory.status(directory.path)
+    state = read_status(directory.path)
     assert (state["status"], state["step"], state["steps"], state["score"]) == ("running", 4, 9, 0.5)
     directory.note_progress(Progress(5, 9, 0.5), now=True)
-    assert RunDirectory.status(directory.path)["step"] == 5
+    assert read_status(directory.path)["step"] == 5
 
 
 def judged(name, seed, lr, validation, test, status="finished", **more):

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.utils.data
 
-from swila.tasks import IGNORE, AutomatonExamples, RegBench, legality, ngram_distribution, stream, total_variation
+from swila.random_streams import stream
+from swila.tasks import IGNORE, AutomatonExamples, RegBench, legality, ngram_distribution, total_variation
 from swila.tasks.automata import canonical
 
 SMALL = RegBench((3, 5), (2, 4), (1, 2), (1, 4), (2, 6), symbols=6, held_out=40)

@@ -7,9 +7,19 @@ import socket
 
 import pytest
 
-from swila.training import RunDirectory
+from swila.training import RunDirectory, read_status
 from swila.training.run_directory import runs_below
 
+RESULT = {
+    "status": "finished",
+    "metric": "accuracy",
+    "best": 0.5,
+    "best_step": 4,
+    "final": 0.25,
+    "steps": 9,
+    "device": "cpu",
+    "seconds": 1.5,
+}
 CONFIG = {"training": {"lr": 0.01, "betas": (0.9, 0.999)}, "model": "swila"}
 ODD_PROGRESS = ('{"step": "3"}', '{"step": null}', '{"step": 3, "steps": [4]}', '{"step": 3, "score": "high"}')
 
@@ -27,7 +37,7 @@ def test_the_environment_is_that_of_the_beginning(tmp_path):
 
 
 def test_another_run_is_not(tmp_path):
-    RunDirectory(tmp_path, CONFIG).finish({"status": "finished"})
+    RunDirectory(tmp_path, CONFIG).finish(RESULT)
     other = {"training": {"lr": 0.02, "betas": (0.9, 0.999)}, "model": "swila"}
     with pytest.raises(ValueError, match=r"holds another run \(training.lr is 0.01 there and 0.02 here\); choose"):
         RunDirectory(tmp_path, other)
@@ -91,7 +101,7 @@ def test_an_error_of_json_names_the_file(tmp_path, content):
     with broken("result.json"):
         _ = run.result
     with broken("result.json"):
-        RunDirectory.status(tmp_path)
+        read_status(tmp_path)
     with broken("config.json"):
         _ = run.config
     with broken("config.json"):
@@ -103,17 +113,17 @@ def test_an_error_of_json_names_the_file(tmp_path, content):
 def test_progress_that_cannot_be_read_loses_no_run(tmp_path, content):
     run, progress = RunDirectory(tmp_path, CONFIG), tmp_path / "progress.json"
     progress.write_text(content)
-    assert RunDirectory.status(tmp_path)["status"] in ("waiting", "interrupted")
+    assert read_status(tmp_path)["status"] in ("waiting", "interrupted")
     run.save_checkpoint({})
     progress.write_text(content)
-    assert RunDirectory.status(tmp_path)["status"] == "interrupted"
+    assert read_status(tmp_path)["status"] == "interrupted"
     run.note_start()
-    found = RunDirectory.status(tmp_path)
+    found = read_status(tmp_path)
     assert found["status"] == "running"
     assert found.get("step", 0) in (0, 3)
-    run.finish({"status": "finished", "best": 0.5})
+    run.finish(RESULT)
     progress.write_text(content)
-    assert run.result == RunDirectory.status(tmp_path) == {"status": "finished", "best": 0.5}
+    assert run.result == read_status(tmp_path) == RESULT
 
 
 @pytest.mark.parametrize("pid", [99999999999999999999, 2**31, 0, -1, True, 1.0, "1"])
@@ -122,25 +132,45 @@ def test_only_the_number_of_a_process_can_be_running(tmp_path, pid):
     RunDirectory(tmp_path, CONFIG)
     progress = {"step": 3, "steps": 9, "score": None, "host": socket.gethostname()}
     (tmp_path / "progress.json").write_text(json.dumps(progress | {"pid": pid}))
-    assert RunDirectory.status(tmp_path)["status"] == "interrupted"
+    assert read_status(tmp_path)["status"] == "interrupted"
     (tmp_path / "progress.json").write_text(json.dumps(progress | {"pid": os.getpid()}))
-    assert RunDirectory.status(tmp_path)["status"] == "running"
+    assert read_status(tmp_path)["status"] == "running"
 
 
-@pytest.mark.parametrize("content", [{}, {"status": 3}, {"status": "finished", "best": "0.5"}])
-def test_a_result_that_cannot_be_used_is_an_error(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "must have a text as status, got None"),
+        ({"status": 3}, "must have a text as status, got 3"),
+        (RESULT | {"best": "0.5"}, "must have a number as best, got '0.5'"),
+        (RESULT | {"final": [1]}, "must have a number as final, got [1]"),
+        (RESULT | {"test": 0.5}, "must have an object as test, got 0.5"),
+        ({"status": "finished", "final": 0.1, "best": None}, "lacks metric, best_step, steps, device, seconds"),
+        ({key: value for key, value in RESULT.items() if key != "final"}, "lacks final"),
+        (RESULT | {"final_validation": 0.5}, "lacks test, validation"),
+        (RESULT | {"final_validation": 0.5, "test": {}}, "lacks validation"),
+    ],
+)
+def test_a_result_that_cannot_be_used_is_an_error(tmp_path, content, message):
     run = RunDirectory(tmp_path, CONFIG)
     run.finish(content)
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'result.json'} must have a ")):
-        _ = run.result
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'result.json'} must have a ")):
-        RunDirectory.status(tmp_path)
+    for read in (lambda: run.result, lambda: read_status(tmp_path)):
+        with pytest.raises(ValueError, match=re.escape(message)) as raised:
+            read()
+        assert str(raised.value).startswith(f"{tmp_path / 'result.json'} must ")
+
+
+def test_a_run_without_a_score_is_a_result(tmp_path):
+    run = RunDirectory(tmp_path, CONFIG)
+    for result in (RESULT | {"best": None, "final": None}, RESULT | {"best": None, "final_validation": None}):
+        run.finish(result)
+        assert run.result == result
 
 
 def test_a_failure_that_cannot_be_read_is_a_failure(tmp_path):
     RunDirectory(tmp_path, CONFIG)
     (tmp_path / "error.json").write_text("{")
-    found = RunDirectory.status(tmp_path)
+    found = read_status(tmp_path)
     assert found["status"] == "failed"
     assert f"{tmp_path / 'error.json'} must be a JSON file" in found["error"]
 
@@ -157,8 +187,8 @@ def test_lines_that_are_no_metrics_are_passed_over(tmp_path, line):
 def test_a_checkpoint_that_cannot_be_read_says_whether_the_run_is_lost(tmp_path):
     run = RunDirectory(tmp_path, CONFIG)
     (tmp_path / "checkpoint.pt").write_bytes(b"half a checkpoint")
-    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; delete it to begin the run anew"):
+    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; delete it to restart the run"):
         run.load_checkpoint()
-    run.finish({"status": "finished"})
-    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; the run is over, its result stays"):
+    run.finish(RESULT)
+    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read; the run has ended and keeps its result"):
         run.load_checkpoint()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swila.source_digest import git, tree_digest, tree_of
-from swila.training.run_directory import write_json
+from swila.training.json_files import write_json
 
 # Results made before digests were recorded (2026-11-16): file -> dates of its environments. Nothing newer belongs here.
 UNDIGESTED = {

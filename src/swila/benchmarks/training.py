@@ -71,14 +71,14 @@ def _rate(runs: Sequence[TrainingRun], out: Path, seconds: float, captured: bool
                 trainer.advance()
         torch.cuda.synchronize()
         first = trainers[0].session
-        loss = first.updates.loss.item() / first.state["counted"]
-        begun, before = time.perf_counter(), [trainer.session.state["step"] for trainer in trainers]
+        loss = first.updates.loss.item() / first.state.counted
+        begun, before = time.perf_counter(), [trainer.session.state.step for trainer in trainers]
         while time.perf_counter() - begun < seconds:
             for trainer in trainers:
                 trainer.advance()
             torch.cuda.synchronize()
         passed = time.perf_counter() - begun
-        done = sum(trainer.session.state["step"] - step for trainer, step in zip(trainers, before, strict=True))
+        done = sum(trainer.session.state.step - step for trainer, step in zip(trainers, before, strict=True))
         return {"updates_per_s": done / passed, "loss": loss}
     finally:
         for trainer in trainers:
@@ -94,12 +94,12 @@ def _profile(run: TrainingRun, out: Path, turns: int = 2) -> dict[str, float]:
         for _ in range(2):
             trainer.advance()
         torch.cuda.synchronize()
-        before = trainer.session.state["step"]
+        before = trainer.session.state.step
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             for _ in range(turns):
                 trainer.advance()
             torch.cuda.synchronize()
-        updates = trainer.session.state["step"] - before
+        updates = trainer.session.state.step - before
         spent: dict[str, float] = {}
         for event in profiler.key_averages():
             kinds = (kind for kind, pattern in KINDS_OF_KERNELS.items() if re.search(pattern, event.key))

@@ -31,7 +31,8 @@ def inspect(
     from swila.experiments.cdar.memory import memory_report
     from swila.experiments.training_run import TrainingRun
     from swila.tasks import CDAR
-    from swila.training.run_directory import is_run, read_json, write_json
+    from swila.training.json_files import read_json, write_json
+    from swila.training.run_directory import is_run
 
     console = Console()
     with one_line_errors():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from swila.experiments.sweep import News
     from swila.experiments.training_run import TrainingRun
+    from swila.training import Outcome
 
 ON_A_GPU = 2  # runs side by side
 
@@ -28,7 +29,7 @@ def train(
     threads: int,
     fresh: bool,
     tensorboard: bool,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Outcome]:
     """All runs, with live progress; interrupted, it says how to go on and ends the command with status 130."""
     from swila.experiments.sweep import run_all
     from swila.training import RunDirectory, terminate
@@ -110,11 +111,11 @@ def called(metric: str) -> str:
     return {"r2": "R²"}.get(metric, metric)
 
 
-def _in_words(result: dict[str, Any]) -> str:
+def _in_words(result: Outcome) -> str:
     from rich.markup import escape
 
-    if "best" not in result:
-        return f"[red]{result['status']}[/] {escape(result.get('error', ''))}"
+    if result["status"] == "failed":
+        return f"[red]failed[/] {escape(result['error'])}"
     if result["best"] is None:
         return f"[red]{result['status']}[/] at step {result['steps']}"
     score = f"{called(result['metric'])} {result['best']:.3f}"

@@ -32,7 +32,7 @@ def plot(
 
     from swila.cli.results import draw, show, why_no_figures
     from swila.experiments.experiment import RESULTS
-    from swila.training.run_directory import write_json
+    from swila.training.json_files import write_json
 
     if reason := why_no_figures():
         fail(f"no figures: {reason}")
@@ -53,7 +53,7 @@ def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
     """The experiment of some directories or results files, and a record of each."""
     from swila.experiments.by_name import by_name
     from swila.experiments.registry import EXPERIMENTS
-    from swila.training.run_directory import read_json
+    from swila.training.json_files import read_json
 
     records: list[dict[str, Any]] = []
     for path in paths:

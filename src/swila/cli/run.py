@@ -263,8 +263,10 @@ def _carry_out(
         show(console, experiment, record)
         console.print(f"results in {directory / RESULTS}", markup=False)
         _draw(console, experiment, record, directory)
-    if failed := [name for name, result in results.items() if result["status"] == "failed"]:
-        fail(f"{len(failed)} of {len(runs)} runs failed; the first, {failed[0]}: {results[failed[0]]['error']}")
+    errors = {name: result["error"] for name, result in results.items() if result["status"] == "failed"}
+    if errors:
+        first = next(iter(errors))
+        fail(f"{len(errors)} of {len(runs)} runs failed; the first, {first}: {errors[first]}")
 
 
 def _draw(console: Console, experiment: Experiment, record: dict[str, Any], directory: Path) -> None:

@@ -79,12 +79,12 @@ def _status(path: Path) -> dict[str, Any]:
     """How a run stands; an unusable file is reported as its status, so that the other runs are still listed."""
     from contextlib import suppress
 
-    from swila.training import RunDirectory
-    from swila.training.run_directory import read_json
+    from swila.training import read_status
+    from swila.training.json_files import read_json
 
     found: dict[str, Any] = {}
     try:
-        found = RunDirectory.status(path)
+        found = read_status(path)
         with suppress(FileNotFoundError):  # the run may be thrown away meanwhile
             read_json(path / "config.json")
     except (ValueError, OSError) as error:

@@ -86,7 +86,7 @@ def _model_files() -> Readers:
     import torch
     from safetensors import safe_open
 
-    from swila.training.run_directory import read_json
+    from swila.training.json_files import read_json
 
     def open_weights(file: Path) -> None:
         with safe_open(file, "pt"):
@@ -103,7 +103,7 @@ def _model_files() -> Readers:
 def _tokenizer_files() -> Readers:
     from tokenizers import Tokenizer
 
-    from swila.training.run_directory import read_json
+    from swila.training.json_files import read_json
 
     return {"tokenizer.json": lambda file: Tokenizer.from_file(str(file)), "tokenizer_config.json": read_json}
 
@@ -125,7 +125,7 @@ def _refuse_adapter(folder: Path) -> None:
     Of an adapter beside a model, transformers takes both where peft is installed, and without a word the model alone
     where it is not. The adapter is moved first because a model loaded from beside it with peft cannot be merged.
     """
-    from swila.training.run_directory import read_json
+    from swila.training.json_files import read_json
 
     config = folder / "adapter_config.json"
     if not config.exists():

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from swila.experiments.by_name import by_name
 from swila.experiments.sweep import claim, distinct, run_all
 from swila.experiments.training_run import TrainingRun
-from swila.training import RunDirectory
-from swila.training.run_directory import first_difference, runs_below, write_json
+from swila.training import RunDirectory, read_status
+from swila.training.json_files import first_difference, write_json
+from swila.training.run_directory import runs_below
 
 RESULTS = "results.json"
 logger = logging.getLogger("swila")
@@ -162,7 +163,7 @@ def runs_in(directory: Path) -> list[TrainingRun]:
 
 def _compact(run: TrainingRun, directory: Path) -> dict[str, Any]:
     own = RunDirectory(directory / run.name)
-    status = RunDirectory.status(own.path)
+    status = read_status(own.path)
     seen = "validation" if run.validation_examples else "test"
     score = f"{seen}/{run.kind.objective(run.task).score}"
     curve = [[line["step"], line[score]] for line in own.metrics()]

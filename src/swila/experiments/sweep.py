@@ -12,16 +12,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from swila.experiments.loop import Progress
-from swila.training import Interrupts, RunDirectory, interrupts_as_flag
-from swila.training.run_directory import first_difference, read_json, write_json
+from swila.training import Failure, Interrupts, Outcome, Progress, RunDirectory, RunResult, interrupts_as_flag
+from swila.training.json_files import first_difference, read_json, write_json
 
 
 class Training(Protocol):
     """A run under way; :class:`swila.training.Trainer` is one."""
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether there is nothing left to do but to :meth:`finish`."""
         ...
 
@@ -33,7 +32,7 @@ class Training(Protocol):
         """Write down where it stands."""
         ...
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> RunResult:
         """Write down and return what came out."""
         ...
 
@@ -64,7 +63,7 @@ class News(NamedTuple):
 
     name: str
     progress: Progress | None = None
-    result: dict[str, Any] | None = None
+    result: Outcome | None = None
 
 
 def claim(out: Path, experiment: dict[str, Any]) -> None:
@@ -102,7 +101,7 @@ def run_all(
     fresh: bool = False,
     tensorboard: bool = True,
     report: Callable[[News], None] = lambda news: None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Outcome]:
     """Run all of them, ``jobs`` at a time: on a CPU in processes, each with ``threads`` of torch (on which the last
     digits depend); on a GPU taking turns in this one, each with a stream of its own.
 
@@ -121,9 +120,12 @@ def run_all(
         for run in runs:
             RunDirectory.check(out / run.name, run.config(), fresh)
         directories = {run.name: RunDirectory(out / run.name, run.config(), fresh) for run in runs}
-        results = {name: result for name, d in directories.items() if (result := d.result) is not None}
-        for name, result in results.items():
-            report(News(name, result=result))
+        results: dict[str, Outcome] = {}
+        for name, directory in directories.items():
+            if (result := directory.result) is not None:
+                results[name] = result
+        for name, known in results.items():
+            report(News(name, result=known))
         waiting = [run for run in runs if run.name not in results]
         jobs = min(jobs, len(waiting))
         if device == "cpu" and jobs > 1:
@@ -135,13 +137,13 @@ def run_all(
 
 def take_turns(
     runs: Sequence[Run], out: Path, device: str, jobs: int, tensorboard: bool, report: Callable[[News], None]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Outcome]:
     """Run all in this process, ``jobs`` of them under way at a time, a moment each in turn.
 
     What goes wrong becomes the result of its run. It is noted in the run's directory, but the run is not over: once the
     cause is mended, the same call goes on with it.
     """
-    waiting, results = list(runs), {}
+    waiting, results = list(runs), dict[str, Outcome]()
     under_way: dict[str, _UnderWay] = {}
     with interrupts_as_flag() as interrupted:
 
@@ -188,7 +190,7 @@ class _UnderWay:
         self.training: Training | None = None
         self.progress: Progress | None = None
 
-    def turn(self, device: str, tensorboard: bool) -> tuple[Progress | None, dict[str, Any] | None]:
+    def turn(self, device: str, tensorboard: bool) -> tuple[Progress | None, Outcome | None]:
         """A moment of the run: its progress, and its result if that was the end."""
         try:
             if self.directory is None or self.training is None:
@@ -198,7 +200,7 @@ class _UnderWay:
                     self.training = self.run.begin(self.directory, device, tensorboard)
             if self.training is None:
                 return None, None
-            if not self.training.over:
+            if not self.training.ended:
                 self.progress = progress = self.training.advance()
                 self.directory.note_progress(progress)
                 return progress, None
@@ -206,7 +208,7 @@ class _UnderWay:
         except Exception as error:
             self.close()
             note_failure(self.path, error)
-            return None, {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            return None, Failure(status="failed", error=f"{type(error).__name__}: {error}")
 
     def save(self) -> None:
         if self.training is None or self.directory is None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from swila.experiments.loop import LegalPrediction, Objective, Regression, TokenPrediction, Trainer, TrainingConfig
 from swila.models import RegressionModel, RegressionModelConfig, SyntheticModel, SyntheticModelConfig
-from swila.tasks import CDAR, MQAR, RegBench, Rows, SoftmaxRegression
+from swila.tasks import CDAR, MQAR, ExampleTensors, RegBench, SoftmaxRegression
 from swila.training import RunDirectory
 
 Task = CDAR | MQAR | RegBench | SoftmaxRegression
@@ -37,7 +37,7 @@ KINDS = {
 
 
 @lru_cache(maxsize=6)
-def _examples(task: Task, count: int, split: str, seed: int, device: str) -> Rows:
+def _examples(task: Task, count: int, split: str, seed: int, device: str) -> ExampleTensors:
     if isinstance(task, SoftmaxRegression):
         return task.examples(count, split, seed, device)
     return task.examples(count, split, seed).to(device)

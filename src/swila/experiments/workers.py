@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swila.experiments.sweep import News, Run, note_failure, take_turns
+from swila.training import Failure, Outcome
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -56,9 +57,9 @@ def run_in_workers(
     threads: int,
     tensorboard: bool,
     report: Callable[[News], None],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Outcome]:
     """Run all, ``jobs`` at a time; see :func:`swila.experiments.sweep.run_all`."""
-    waiting, results, started = list(runs), {}, 0
+    waiting, results, started = list(runs), dict[str, Outcome](), 0
     workers: list[_Worker] = []
     try:
         while waiting or workers:
@@ -75,7 +76,7 @@ def run_in_workers(
                     worker.process.join()
                     error = RuntimeError(f"the process died (exit code {worker.process.exitcode})")
                     note_failure(out / worker.run.name, error)
-                    news = News(worker.run.name, result={"status": "failed", "error": str(error)})
+                    news = News(worker.run.name, result=Failure(status="failed", error=str(error)))
                     workers.remove(worker)
                 worker.trains |= news.progress is not None
                 report(news)

@@ -3,7 +3,7 @@
 from swila.tasks.cdar import CDAR as CDAR
 from swila.tasks.examples import IGNORE as IGNORE
 from swila.tasks.examples import Examples as Examples
-from swila.tasks.examples import Rows as Rows
+from swila.tasks.examples import ExampleTensors as ExampleTensors
 from swila.tasks.examples import Task as Task
 from swila.tasks.mqar import MQAR as MQAR
 from swila.tasks.ngrams import ngram_distribution as ngram_distribution
@@ -13,4 +13,3 @@ from swila.tasks.regbench import legality as legality
 from swila.tasks.regbench import total_variation as total_variation
 from swila.tasks.softmax_regression import Pairs as Pairs
 from swila.tasks.softmax_regression import SoftmaxRegression as SoftmaxRegression
-from swila.tasks.streams import stream as stream

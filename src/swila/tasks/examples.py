@@ -9,21 +9,21 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from swila.tasks.streams import stream
+from swila.random_streams import stream
 
 IGNORE = -100  # a label that is neither trained nor scored, as in torch's cross_entropy
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExampleTensors:
     """Base of frozen dataclasses whose fields are tensors with a common first dimension, one row per example."""
 
     def __len__(self) -> int:
         return self._tensors()[0].shape[0]
 
-    def take(self, rows: Tensor | slice) -> Self:
+    def take(self, index: Tensor | slice) -> Self:
         """Some of the examples."""
-        return type(self)(*(tensor[rows] for tensor in self._tensors()))
+        return type(self)(*(tensor[index] for tensor in self._tensors()))
 
     def to(self, device: str | torch.device) -> Self:
         """The same on another device."""
@@ -40,7 +40,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Examples(Rows):
+class Examples(ExampleTensors):
     """Sequences of tokens with labels ``[N, T]``: a label is what to say at its own place, nothing is to be shifted.
 
     ``examples[i]`` is the pair of inputs and labels, so that a ``DataLoader`` takes it as it is.
@@ -99,7 +99,7 @@ def power_law_slots(count: int, chosen: int, slots: int, power: float, generator
     return (log_p - (-uniform.log()).log()).topk(chosen, dim=1).indices
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=ExampleTensors)
 
 
 def draw(block: Callable[[int, torch.Generator], R], count: int, seed: int, *names: object, size: int = 512) -> R:

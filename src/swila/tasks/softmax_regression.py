@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from swila.tasks.examples import Rows, draw
-from swila.tasks.streams import stream
+from swila.random_streams import stream
+from swila.tasks.examples import ExampleTensors, draw
 
 
 @dataclass(frozen=True)
-class Pairs(Rows):
+class Pairs(ExampleTensors):
     """Inputs and targets, both ``[N, T, D]``."""
 
     inputs: Tensor

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from swila.experiments.loop import TokenPrediction, Trainer, TrainingConfig
-from swila.experiments.loop.place import Place
-from swila.experiments.loop.updates import Updates, order_of_examples
+from swila.experiments.loop.batches import ShuffledBatches
+from swila.experiments.loop.updates import Updates
 from swila.models import SyntheticModel, SyntheticModelConfig
-from swila.tasks import CDAR, IGNORE, stream
+from swila.tasks import CDAR, IGNORE
 from swila.training import RunDirectory
 
 TASK = CDAR(32, 2, 2, 24)
@@ -37,6 +37,10 @@ def make_model(layers=2, **more):
     torch.manual_seed(5)
     config = SyntheticModelConfig(32, 8, layers, "swila", OPTIONS | more, init_std=0.3)
     return SyntheticModel(config).double()
+
+
+def batches_of(data, config):
+    return ShuffledBatches(data, config.batch_size, config.steps, config.seed)
 
 
 def rate(config, step):
@@ -63,7 +67,7 @@ def trained_by_hand(model, data, config, steps):
     first = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     second = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for step in range(steps):
-        loss, balance = loss_of(model, data.take(order_of_examples(len(data), config)[step]))
+        loss, balance = loss_of(model, batches_of(data, config).batch(step))
         names, weights = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(loss + balance, weights)
         norm = math.sqrt(sum(g.square().sum().item() for g in gradients))
@@ -90,7 +94,7 @@ def test_an_update_is_the_one_written_out_by_hand(changes):
     config = replace(CONFIG, **changes)
     data = TASK.examples(24, "train")
     model, expected = make_model(), make_model()
-    updates = Updates(model, TokenPrediction(TASK.num_queries), data, config, Place("cpu"))
+    updates = Updates(model, TokenPrediction(TASK.num_queries), batches_of(data, config), config)
     updates.run(0, 2)
     updates.run(2, 5)
     total = trained_by_hand(expected, data, config, 7)
@@ -128,7 +132,7 @@ def test_weight_decay_without_gradients():
 
     model = Nothing()
     config = TrainingConfig(steps=3, batch_size=4, lr=0.1, weight_decay=0.5)
-    Updates(model, TokenPrediction(), TASK.examples(8, "train"), config, Place("cpu")).run(0, 3)
+    Updates(model, TokenPrediction(), batches_of(TASK.examples(8, "train"), config), config).run(0, 3)
     assert_close(model.decayed.detach(), torch.full((2,), 0.95**3))
     assert torch.equal(model.spared.detach(), torch.ones(2))
 
@@ -143,27 +147,6 @@ def test_defaults_are_zoologys():
 def test_epochs_in_steps():
     config = TrainingConfig.over_epochs(3, 100, 16, lr=0.5)
     assert (config.steps, config.batch_size, config.eval_every, config.lr) == (18, 16, 6, 0.5)
-
-
-def test_every_update_of_a_schedule():
-    """The whole curve of each kind, not only its ends."""
-    for step in range(CONFIG.steps + 1):
-        assert CONFIG.lr_at(step, 3) == pytest.approx(rate(CONFIG, step))
-    by_epochs = replace(CONFIG, schedule="cosine-epochs", warmup_steps=0, min_lr=0.0, steps=8)
-    found = [by_epochs.lr_at(step, 3) for step in range(8)]
-    expected = [CONFIG.lr * (1 + math.cos(math.pi * (step // 3) / 3)) / 2 for step in range(8)]
-    assert found == pytest.approx(expected), "the third epoch is not a whole one, but counts as one"
-    last = TrainingConfig(steps=4, warmup_steps=4, schedule="cosine")
-    assert last.lr_at(4, 1) == last.lr
-
-
-def test_orders_are_streams_of_their_own():
-    config = TrainingConfig(steps=12, batch_size=4)
-    orders = order_of_examples(16, config).view(3, 16).tolist()
-    assert len({tuple(order) for order in orders}) == 3
-    expected = [torch.randperm(16, generator=stream(0, "order", epoch)).tolist() for epoch in range(3)]
-    assert orders == expected
-    assert order_of_examples(16, replace(config, seed=1)).tolist() != order_of_examples(16, config).tolist()
 
 
 class Watched(TokenPrediction):
@@ -268,7 +251,7 @@ def test_weights_and_noise_come_from_streams_of_their_own(tmp_path):
     noise = []
     for name, count, seed in (("a", 8, 3), ("b", 50, 3), ("c", 8, 4)):
         run = trainer(tmp_path / name, replace(CONFIG, seed=seed), TokenPrediction(), make=make(count))
-        with run.session.place.entered():
+        with run.session.isolation.entered():
             noise.append(torch.rand(8))
         run.close()
     assert torch.equal(drawn[0], drawn[1][:8])
@@ -281,20 +264,21 @@ def test_weights_and_noise_come_from_streams_of_their_own(tmp_path):
 def test_gradients_do_not_add_up_over_updates():
     data = TASK.examples(24, "train")
     model, config = make_model(), replace(CONFIG, clip=None)
-    updates = Updates(model, TokenPrediction(), data, config, Place("cpu"))
+    updates = Updates(model, TokenPrediction(), batches_of(data, config), config)
     updates.run(0, 1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     updates.run(1, 1)
     found = model.embedding.weight.grad
     again = make_model()
     again.load_state_dict(before)
-    loss, balance = loss_of(again, data.take(updates.schedule[1]))
+    loss, balance = loss_of(again, updates.batches.batch(1))
     assert_close(found, torch.autograd.grad(loss + balance, again.embedding.weight)[0])
 
 
 def test_cross_entropy_alone_is_reported():
     model, data = make_model(layers=1), TASK.examples(4, "train")
-    updates = Updates(model, TokenPrediction(), data, replace(CONFIG, steps=1), Place("cpu"))
+    config = replace(CONFIG, steps=1)
+    updates = Updates(model, TokenPrediction(), batches_of(data, config), config)
     logits = model.eval()(data.inputs)
     where = data.labels != IGNORE
     expected = F.cross_entropy(logits[where], data.labels[where])

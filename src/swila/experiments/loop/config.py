@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-SCHEDULES = ("constant", "cosine", "cosine-epochs")
-PRECISIONS = ("float32", "tf32", "bfloat16")
+from swila.training.precision import PRECISIONS, Precision
+from swila.training.schedule import LearningRate, Schedule
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """AdamW, its schedule, and when to look and to stop.
+    """Settings of the optimizer, its learning rate, evaluation and early stopping.
 
     Attributes:
-        steps: updates at most.
-        batch_size: examples of an update.
-        lr: learning rate at its highest.
-        weight_decay: of every parameter but those a layer exempts (decay rates).
-        betas: of AdamW.
-        schedule: ``"constant"``, ``"cosine"`` to ``min_lr`` at every step, or ``"cosine-epochs"``, the same in steps of
+        steps: Maximum number of updates.
+        batch_size: Number of examples of an update.
+        lr: Peak learning rate.
+        weight_decay: Weight decay of every parameter that its layer does not exempt (decay rates are exempt).
+        betas: Decay rates of AdamW's moments.
+        schedule: ``"constant"``, ``"cosine"`` down to ``min_lr``, or ``"cosine-epochs"``, the same but constant within
             an epoch.
-        warmup_steps: updates in which the learning rate grows linearly.
-        warmup_from: the learning rate it grows from.
-        min_lr: where a cosine ends, as a share of ``lr``.
-        clip: largest norm of the gradient, or None.
-        eval_every: steps between evaluations.
-        stop_at: score (accuracy, as a rule) beyond which training ends early, or None.
-        patience: evaluations without a lower validation loss after which training ends, or None.
-        precision: on a GPU: ``"float32"``, ``"tf32"`` (matrix products of float32 numbers by TensorFloat-32), or
-            ``"bfloat16"`` (the same, and autocast: activations in bfloat16; weights and recurrent states in float32).
-        seed: of the initial weights, the order of the data, dropout and noise.
+        warmup_steps: Number of updates in which the learning rate grows linearly.
+        warmup_from: Learning rate from which it grows.
+        min_lr: Final value of a cosine, as a fraction of ``lr``.
+        clip: Maximum norm of the gradient, or None.
+        eval_every: Number of updates between evaluations.
+        stop_at: Score (usually the accuracy) above which training ends early, or None.
+        patience: Number of evaluations without a lower validation loss after which training ends, or None.
+        precision: On a GPU ``"float32"``, ``"tf32"`` (float32 matrix products in TensorFloat-32), or ``"bfloat16"``
+            (the same with autocast: activations in bfloat16, weights and recurrent states in float32).
+        seed: Seed of the initial weights, the order of the data, dropout and noise.
     """
 
     steps: int
@@ -39,7 +38,7 @@ class TrainingConfig:
     lr: float = 1e-3
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.999)
-    schedule: Literal["constant", "cosine", "cosine-epochs"] = "constant"
+    schedule: Schedule = "constant"
     warmup_steps: int = 0
     warmup_from: float = 0.0
     min_lr: float = 0.0
@@ -47,21 +46,14 @@ class TrainingConfig:
     eval_every: int = 100
     stop_at: float | None = 0.99
     patience: int | None = None
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.lr <= 1:
-            raise ValueError(f"lr must be above 0 and at most 1, got {self.lr}")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}")
-        if not 0 <= self.warmup_from <= self.lr:
-            raise ValueError(f"warmup_from must be between 0 and lr = {self.lr}, got {self.warmup_from}")
-        if not 0 <= self.min_lr <= 1:
-            raise ValueError(f"min_lr must be a share of lr between 0 and 1, got {self.min_lr}")
+        self.learning_rate(1)  # checks its settings
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -72,24 +64,15 @@ class TrainingConfig:
             raise ValueError(f"patience must be at least 1, or None, got {self.patience}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
 
     @classmethod
     def over_epochs(cls, epochs: int, examples: int, batch_size: int, **options: Any) -> TrainingConfig:
-        """So many passes over so many examples, evaluated after each."""
+        """Return a configuration for a number of epochs over the training examples, with an evaluation after each."""
         per_epoch = examples // batch_size
         return cls(epochs * per_epoch, batch_size, eval_every=per_epoch, **options)
 
-    def lr_at(self, step: int, steps_per_epoch: int) -> float:
-        """Learning rate of update ``step``, counted from 0."""
-        warm = self.warmup_steps
-        if step < warm:
-            return self.warmup_from + (self.lr - self.warmup_from) * (step + 1) / warm
-        if self.schedule == "constant":
-            return self.lr
-        if self.schedule == "cosine-epochs":
-            done = step // steps_per_epoch / math.ceil(self.steps / steps_per_epoch)
-        else:
-            done = (step - warm) / max(self.steps - warm, 1)
-        return self.lr * (self.min_lr + (1 - self.min_lr) * 0.5 * (1 + math.cos(math.pi * done)))
+    def learning_rate(self, steps_per_epoch: int) -> LearningRate:
+        """Return the learning rate as a function of the step."""
+        return LearningRate(
+            self.lr, self.steps, self.schedule, self.warmup_steps, self.warmup_from, self.min_lr, steps_per_epoch
+        )

@@ -1,94 +1,85 @@
-"""A small training loop: the same seed gives the same numbers, interrupted or not."""
+"""The training loop of one run: the same seed gives the same numbers, interrupted or not."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from torch import nn
 
 from swila.experiments.loop.config import TrainingConfig
+from swila.experiments.loop.isolation import Isolation
 from swila.experiments.loop.objective import Objective
-from swila.experiments.loop.place import Place
 from swila.experiments.loop.session import Session
-from swila.tasks import Rows
+from swila.tasks import ExampleTensors
 from swila.training.interrupts import interrupts_as_flag
+from swila.training.progress import Progress
+from swila.training.result import RunResult
 from swila.training.run_directory import RunDirectory
-
-
-class Progress(NamedTuple):
-    """Where a run stands, for whoever shows it."""
-
-    step: int
-    steps: int
-    score: float | None  # at the last evaluation
-    metric: str = "score"
 
 
 class Trainer:
     """Trains one model in one run directory.
 
-    :meth:`fit` trains to the end. Several trainers can take turns in one process: :meth:`advance` until it is
-    :attr:`over`, then :meth:`finish`. On a GPU, what they enqueue runs side by side.
+    :meth:`fit` trains to the end. Several trainers can take turns in one process: call :meth:`advance` until
+    :attr:`ended`, then :meth:`finish`. On a GPU, the work they launch overlaps.
 
-    With ``validation`` examples the weights with the lowest loss on them are kept, and judged on ``test`` at the end.
-    Without, the test set is looked at in every evaluation, and the best of them counts.
+    With a validation set, the weights with the lowest validation loss are selected, and evaluated on the test set at
+    the end. Without, every evaluation is on the test set, and the best one counts.
 
-    Interrupted (Ctrl-C, or a KeyboardInterrupt from ``report``) :meth:`fit` ends the step, saves and lets go. Made anew
-    with the same arguments it goes on from there, and ends with the numbers it would have had without the interruption.
-    A run ends as ``"finished"``; as ``"solved"`` beyond ``stop_at``; as ``"stopped"`` out of patience; and as
-    ``"diverged"`` when its loss is no longer finite.
+    If interrupted (by Ctrl-C, or by a KeyboardInterrupt from ``report``), :meth:`fit` completes the step, saves a
+    checkpoint and raises KeyboardInterrupt. A new trainer with the same arguments resumes from the checkpoint, and
+    gives the same numbers as a run without interruption. See :class:`~swila.training.RunResult` for how a run ends.
 
     Args:
-        make_model: builds the model; called with torch's generators seeded.
-        objective: loss and metrics.
-        train: the training examples.
-        test: the examples it is judged by.
-        config: how to train.
-        directory: of the run.
-        device: where.
-        report: called by :meth:`fit` after every step (on a GPU: after several).
-        tensorboard: whether to write TensorBoard's files where it is installed.
-        validation: the examples by which weights are chosen.
-        captured: whether updates are replayed from a CUDA graph; by default on a GPU.
-        save_every: seconds between checkpoints, at least.
+        make_model: Function that builds the model; called with torch's generators seeded.
+        objective: Loss and metrics.
+        train: Training examples.
+        test: Test examples.
+        config: Settings of the training.
+        directory: Run directory.
+        device: Device to train on.
+        report: Function that :meth:`fit` calls after every update (on a GPU: after several).
+        tensorboard: Whether to write TensorBoard's event files, if TensorBoard is installed.
+        validation: Validation examples, or None.
+        captured: Whether to replay updates from a CUDA graph; by default on a GPU.
+        save_every: Minimum number of seconds between checkpoints.
     """
 
     def __init__(
         self,
         make_model: Callable[[], nn.Module],
         objective: Objective,
-        train: Rows,
-        test: Rows,
+        train: ExampleTensors,
+        test: ExampleTensors,
         config: TrainingConfig,
         directory: RunDirectory,
         device: str = "cpu",
         report: Callable[[Progress], None] | None = None,
         tensorboard: bool = True,
-        validation: Rows | None = None,
+        validation: ExampleTensors | None = None,
         captured: bool | None = None,
         save_every: float = 20.0,
     ) -> None:
         if len(train) < config.batch_size:
             raise ValueError(f"batch_size must be at most the {len(train)} training examples, got {config.batch_size}")
         self.make_model, self.objective, self.config, self.directory = make_model, objective, config, directory
-        self.place = Place(device, config.precision)
-        self.device = self.place.device
+        self.isolation = Isolation(device, config.precision)
+        self.device = self.isolation.device
         self.captured = self.device.type == "cuda" if captured is None else captured
         self.train, self.test, self.validation = train, test, validation
         self.report = report or (lambda progress: None)
         self.tensorboard, self.save_every = tensorboard, save_every
         self._session: Session | None = None
 
-    def fit(self) -> dict[str, Any]:
-        """Train to the end, from the last checkpoint if there is one; returns the result and writes it down."""
+    def fit(self) -> RunResult:
+        """Train to the end, from the last checkpoint if there is one; writes and returns the result."""
         if (result := self.directory.result) is not None:
             return result
         try:
             with interrupts_as_flag() as interrupted:
                 self.directory.note_start()
-                while not self.over:
+                while not self.ended:
                     progress = self.advance()
                     self.directory.note_progress(progress)
                     try:
@@ -103,44 +94,44 @@ class Trainer:
             self.close()
 
     @property
-    def over(self) -> bool:
-        """Whether training is over."""
-        return self.session.state["status"] is not None
+    def ended(self) -> bool:
+        """Whether training has ended."""
+        return self.session.state.ended
 
     @property
     def session(self) -> Session:
-        """The run under way; begun, or taken up again, when it is first asked for."""
+        """The session, started or resumed on first use."""
         if self._session is None:
-            with self.place.entered():
+            with self.isolation.entered():
                 self._session = Session(self)
         return self._session
 
     def advance(self) -> Progress:
-        """Train a little: a step, or on a GPU several, and the evaluation after it if one is due."""
+        """Run one update, or on a GPU several, and the evaluation after it if one is due."""
         session = self.session
-        with self.place.entered():
+        with self.isolation.entered():
             session.advance()
-        return Progress(session.state["step"], self.config.steps, session.state["score"], self.objective.score)
+        return Progress(session.state.step, self.config.steps, session.state.score, self.objective.score)
 
     def save(self) -> None:
         """Write a checkpoint."""
         session = self.session
-        with self.place.entered():
+        with self.isolation.entered():
             session.save()
 
-    def finish(self) -> dict[str, Any]:
-        """Judge the chosen weights, write the result down and return it; once training is over."""
+    def finish(self) -> RunResult:
+        """Evaluate the selected weights, write the result and return it; call once training has ended."""
         session = self.session
-        with self.place.entered():
+        with self.isolation.entered():
             result = session.result()
         self.directory.finish(result)
         self.close()
         return result
 
     def close(self) -> None:
-        """Let go of the model and the files."""
+        """Free the model and close the files."""
         if self._session is not None:
             self._session.writer.close()
             self._session = None
-            if self.device.type == "cuda":  # a compiled model is a cycle, and holds the memory of its graph
+            if self.device.type == "cuda":  # a compiled model is a reference cycle that holds its graph's memory
                 gc.collect()

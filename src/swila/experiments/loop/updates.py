@@ -1,4 +1,4 @@
-"""Updates of the weights: one after another, or on a GPU as one captured graph that is replayed."""
+"""Updates of the weights: launched one by one, or on a GPU replayed from a captured graph."""
 
 from __future__ import annotations
 
@@ -7,54 +7,51 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from swila.experiments.loop.batches import ShuffledBatches
 from swila.experiments.loop.config import TrainingConfig
 from swila.experiments.loop.objective import Objective
-from swila.experiments.loop.place import Place
 from swila.layers import collect_auxiliary_loss
-from swila.tasks import Rows, stream
+from swila.training.optimizer import make_optimizer
+from swila.training.precision import autocast
 
 
 class Updates:
     """The updates of one run, each a function of its number alone.
 
-    Which examples an update sees and its learning rate are laid down for the whole run beforehand, on the device.
-
     Args:
-        model: to be trained.
-        objective: the loss.
-        train: the examples, on the model's device.
-        config: how to train.
-        place: where.
+        model: Model to train.
+        objective: Loss.
+        batches: Batches, on the model's device.
+        config: Optimizer, learning rate, clipping and precision.
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, train: Rows, config: TrainingConfig, place: Place
+        self, model: nn.Module, objective: Objective, batches: ShuffledBatches[Any], config: TrainingConfig
     ) -> None:
-        self.model, self.objective, self.train, self.config, self.place = model, objective, train, config, place
+        self.model, self.objective, self.batches, self.config = model, objective, batches, config
         self.device = next(model.parameters()).device
-        self.optimizer = make_optimizer(model, config)
+        self.optimizer = make_optimizer(model, config.lr, config.weight_decay, config.betas)
+        self.learning_rate = config.learning_rate(batches.steps_per_epoch)
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)  # summed over updates
-        self.schedule = order_of_examples(len(train), config).to(self.device)
 
     def run(self, first: int, count: int) -> None:
-        """Updates ``first`` to ``first + count - 1``."""
-        per_epoch = len(self.train) // self.config.batch_size
+        """Run updates ``first`` to ``first + count - 1``."""
         for step in range(first, first + count):
             for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr_at(step, per_epoch)
-            self._update(self.schedule[step])
+                group["lr"] = self.learning_rate.at(step)
+            self._update(self.batches.batch(step))
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Go on from the state of an optimizer, of whichever kind of updates."""
+        """Restore the state of an optimizer, captured or not."""
         self.optimizer.load_state_dict(state)
         for group in self.optimizer.param_groups:
             group["capturable"] = False
 
-    def _update(self, rows: Tensor) -> None:
-        with self.place.calculation():
-            loss = self.objective.loss(self.model, self.train.take(rows))
+    def _update(self, batch: Any) -> None:
+        with autocast(self.config.precision, self.device):
+            loss = self.objective.loss(self.model, batch)
         self.optimizer.zero_grad(set_to_none=True)
         (loss + collect_auxiliary_loss(self.model)).backward()
         if self.config.clip is not None:
@@ -64,27 +61,26 @@ class Updates:
 
 
 class CapturedUpdates(Updates):
-    """The same on a GPU, with nothing for the host to do but to replay a graph.
+    """The same updates on a GPU, replayed from a CUDA graph.
 
-    The number of the update is a counter on the device, from which the graph reads examples and learning rate.
-    The first updates are run as they are: kernels are compiled and the optimizer's state made. The parts of the model
-    that a compiler can take whole (``model.parts()``) are compiled, and so is the loss of its output, which makes a few
-    kernels out of many small ones.
+    The number of the update is a counter on the device, from which the graph reads its batch and learning rate. The
+    first updates run without the graph, to compile the kernels and to create the optimizer's state. The parts of the
+    model that ``torch.compile`` accepts whole (``model.parts()``) and the criterion of the objective are compiled,
+    which fuses many small kernels.
     """
 
     WARM_UP = 3
-    AHEAD = 2  # calls of run that may be waiting on the GPU
+    AHEAD = 2  # calls of run that may be queued on the GPU
 
     def __init__(
-        self, model: nn.Module, objective: Objective, train: Rows, config: TrainingConfig, place: Place
+        self, model: nn.Module, objective: Objective, batches: ShuffledBatches[Any], config: TrainingConfig
     ) -> None:
-        super().__init__(model, objective, train, config, place)
-        per_epoch = len(train) // config.batch_size
-        rates = [config.lr_at(step, per_epoch) for step in range(config.steps)]
+        super().__init__(model, objective, batches, config)
+        rates = [self.learning_rate.at(step) for step in range(config.steps)]
         self.rates = torch.tensor(rates, dtype=torch.float32, device=self.device)
         self.rate = torch.zeros((), device=self.device)
         self.step = torch.zeros(1, dtype=torch.long, device=self.device)
-        self._steer()
+        self._read_rate_from_device()
         parts: Any = getattr(model, "parts", list)
         criterion = getattr(objective, "criterion", None)
         for part in (*parts(), *([] if criterion is None else [criterion])):
@@ -94,8 +90,8 @@ class CapturedUpdates(Updates):
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, first: int, count: int) -> None:
-        """Updates ``first`` to ``first + count - 1``."""
-        if len(self.turns) == self.AHEAD:  # the host is not to run on: it could then not be stopped soon
+        """Run updates ``first`` to ``first + count - 1``."""
+        if len(self.turns) == self.AHEAD:  # a host far ahead of the GPU could not be interrupted soon
             self.turns.pop(0).synchronize()
         self.step.fill_(first)
         for _ in range(count):
@@ -113,24 +109,24 @@ class CapturedUpdates(Updates):
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """See :meth:`Updates.load_optimizer`."""
         super().load_optimizer(state)
-        self._steer()
+        self._read_rate_from_device()
 
-    def _steer(self) -> None:
+    def _read_rate_from_device(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
 
     def _next(self) -> None:
         self.rate.copy_(self.rates[self.step][0])
-        self._update(self.schedule[self.step][0])
+        self._update(self.batches.batch_at(self.step))
         self.step += 1
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         for group in self.optimizer.param_groups:
             group["capturable"] = True
-        self.optimizer.zero_grad(set_to_none=True)  # gradients are to lie in the graph's own memory
+        self.optimizer.zero_grad(set_to_none=True)  # the gradients must be in the graph's own memory
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
-        # other runs of this process have work under way, which a stricter mode would take for a mistake
+        # other runs of this process use the GPU meanwhile, which a stricter mode would report as an error
         with (
             compiling(),
             torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"),
@@ -141,28 +137,6 @@ class CapturedUpdates(Updates):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Let a compiler specialise for as many kinds of models as a sweep has, each in a shape that never changes."""
+    """Raise torch's limits of recompilation: a sweep has many models, each with shapes that never change."""
     with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=4096):
         yield
-
-
-def order_of_examples(count: int, config: TrainingConfig) -> Tensor:
-    """The examples of every update ``[steps, batch_size]``: every epoch in an order of its own, without remainders."""
-    per_epoch = count // config.batch_size
-    epochs = -(-config.steps // per_epoch)
-    orders = [
-        torch.randperm(count, generator=stream(config.seed, "order", epoch), device="cpu")[
-            : per_epoch * config.batch_size
-        ]
-        for epoch in range(epochs)
-    ]
-    return torch.cat(orders).int().view(-1, config.batch_size)[: config.steps]
-
-
-def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on every parameter but those a module names in ``no_weight_decay``."""
-    spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "no_weight_decay", ())}
-    decayed = [p for p in model.parameters() if id(p) not in spared]
-    exempt = [p for p in model.parameters() if id(p) in spared]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], config.lr, config.betas, fused=True)
