@@ -4,34 +4,36 @@ import math
 import re
 import sys
 import warnings
+from functools import partial
 
 import pytest
 
 pytest.importorskip("matplotlib")
 
+from swila.experiments.catalogue import LOOKS
 from swila.plots import (
+    About,
     Learning,
+    Plateau,
     Point,
     RoutingPanel,
     StateSizeLine,
     StateSizePoint,
     accuracy_curves,
-    budget_figure,
     progress_figure,
     routing_picture,
     sample_efficiency,
     state_size_figure,
 )
-from swila.plots.style import COLOURS, LINES, MARKERS, counts_note, ink, short, spread
+from swila.plots.budget import budget_figure as figure_of_budgets
+from swila.plots.caption import counts_note
+from swila.plots.labels import spread
+from swila.plots.style import ink, short
 
 NAN = float("nan")
-NAMES = {
-    "temporal-swila": "Temporal SwiLA",
-    "swila": "SwiLA",
-    "deltanet": "DeltaNet",
-    "dn-mom": "DN-MoM",
-    "attention": "Transformer",
-}
+COLOURS = {name: look.colour for name, look in LOOKS.items()}
+budget_figure = partial(figure_of_budgets, reference="attention")
+PLATEAU = Plateau(0.25, "1/C", "knowing the values")
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +50,13 @@ def words(paths):
     assert png.read_bytes().startswith(b"\x89PNG")
     assert min(png.stat().st_size, svg.stat().st_size) > 5000
     return re.findall(r"<text[^>]*>(?:<tspan[^>]*>)?([^<]+)<", svg.read_text(encoding="utf-8"))
+
+
+def caption_of(paths):
+    """The caption of a figure, its lines joined."""
+    text = words(paths)
+    first = next(i for i, t in enumerate(text) if t.startswith(("Task: ", "Training: ", "Legend: ")))
+    return " ".join(text[first:])
 
 
 def regression(budgets=range(6), seeds=3):
@@ -71,7 +80,7 @@ BEST = ["H1J1", "H2J1", "H2J2", "H4J2", "H4J4", "H8J4"]
 def test_the_best_configuration_of_each_budget_is_labelled(tmp_path):
     points = regression()
     assert len(points) == 27
-    text = words(budget_figure(points, NAMES | {"attention": "softmax attention"}, "Approximation", tmp_path / "b.png"))
+    text = words(budget_figure(points, LOOKS, About("Approximation"), tmp_path / "b.png"))
     assert sorted(t for t in text if re.fullmatch(r"H\d+J\d+", t)) == sorted(2 * BEST)  # in both panels
     assert {"1,024", "2,048", "32,768", "10k", "100k", "recurrent state (scalars)", "parameters", "test R²"} <= set(
         text
@@ -83,27 +92,27 @@ def test_the_best_configuration_of_each_budget_is_labelled(tmp_path):
     assert "Approximation" in text
 
 
-def test_seeds_a_mark_are_told_where_they_differ(tmp_path):
+def test_captions_tell_task_training_and_seeds(tmp_path):
     points = regression(range(3)) + [point for point in regression([3, 4], seeds=1) if point.model != "attention"]
-    note = " ".join(words(budget_figure(points, NAMES, "A", tmp_path / "b.png", notes=["32 dims", "10 epochs"])))
-    assert "32 dims; 10 epochs; labels" in note
-    assert "seeds a mark: 3 at 1,024 to 4,096, 1 at 8,192 to 16,384" in note
-    assert "3 seeds a mark" in " ".join(words(budget_figure(regression(), NAMES, "A", tmp_path / "b.png")))
+    about = About("A", ["32 dims", "length 8"], ["10 epochs"])
+    note = caption_of(budget_figure(points, LOOKS, about, tmp_path / "b.png"))
+    assert note.startswith("Task: 32 dims; length 8. Training: 10 epochs. Legend: colours and markers: models; points")
+    assert "seeds per point: 3 at 1,024 to 4,096, 1 at 8,192 to 16,384" in note
+    assert "3 seeds per point" in caption_of(budget_figure(regression(), LOOKS, About("A"), tmp_path / "b.png"))
     curves = automata((1000, 2500))
     curves["swila"][2500] = curves["swila"][2500][:1]
-    note = " ".join(words(sample_efficiency(curves, NAMES, {}, "R", tmp_path / "s.png", notes=["200 epochs"])))
-    assert "200 epochs; marks: mean" in note
-    assert "seeds a mark: 3 at 1,000, 1 to 3 at 2,500" in note
-    text = words(
-        progress_figure({"a": {"swila": [curve(0.9)]}}, NAMES, "x", "y", "C", tmp_path / "p.png", ["8 layers"])
-    )
-    assert "8 layers" in text
+    note = caption_of(sample_efficiency(curves, LOOKS, {}, About("R"), tmp_path / "s.png"))
+    assert "points: mean over seeds; bars: lowest to highest seed" in note
+    assert "seeds per point: 3 at 1,000, 1 to 3 at 2,500" in note
+    panels = {"a": {"swila": [curve(0.9)]}}
+    note = caption_of(progress_figure(panels, LOOKS, "x", "y", About("C", ["8 layers"]), tmp_path / "p.png"))
+    assert "Task: 8 layers." in note
     assert counts_note("seed", {}) == ""
-    assert counts_note("run", {"a": [1, 1]}) == "1 run a mark"
+    assert counts_note("run", {"a": [1, 1]}) == "1 run per point"
 
 
 def test_one_panel_has_only_the_best(tmp_path):
-    text = words(budget_figure(regression(), NAMES, "Approximation", tmp_path / "b.png", parameters=False))
+    text = words(budget_figure(regression(), LOOKS, About("Approximation"), tmp_path / "b.png", parameters=False))
     assert sorted(t for t in text if re.fullmatch(r"H\d+J\d+", t)) == sorted(BEST)
     assert not {"parameters", "1", "2", "4", "8", "16"} & set(text)
 
@@ -122,8 +131,8 @@ def test_one_panel_has_only_the_best(tmp_path):
     ids=["one budget", "one budget and seed", "no attention", "only attention", "one point", "nothing"],
 )
 def test_few_points(tmp_path, points, parameters):
-    text = words(budget_figure(points, NAMES, "Approximation", tmp_path / "b.png", parameters=parameters))
-    assert any("Transformer" in t for t in text) == any(point.model == "attention" for point in points)
+    text = words(budget_figure(points, LOOKS, About("Approximation"), tmp_path / "b.png", parameters=parameters))
+    assert any("softmax attention" in t for t in text) == any(point.model == "attention" for point in points)
     assert ("DeltaNet" in text) == any(point.model == "deltanet" for point in points)
 
 
@@ -134,7 +143,7 @@ def test_the_best_may_be_chosen_beforehand(tmp_path):
         Point("swila", "H2J2", 4096, 8_000, [0.8], best=True),
         Point("swila", "H1J4", 4096, 7_000, [0.9]),
     ]
-    text = words(budget_figure(points, NAMES, "Approximation", tmp_path / "b.png"))
+    text = words(budget_figure(points, LOOKS, About("Approximation"), tmp_path / "b.png"))
     assert [t for t in text if re.fullmatch(r"H\d+J\d+", t)] == ["H2J2", "H2J2"]
 
 
@@ -146,10 +155,10 @@ def test_diverged_runs_are_no_best(tmp_path):
         Point("deltanet", "H4", 4096, 5_000, [0.6, 0.61]),
         Point("attention", "", 0, 4_224, [NAN]),
     ]
-    text = words(budget_figure(points, NAMES, "Approximation", tmp_path / "b.png"))
+    text = words(budget_figure(points, LOOKS, About("Approximation"), tmp_path / "b.png"))
     assert [t for t in text if re.fullmatch(r"H\d+J\d+", t)] == ["H2J2", "H2J2"]
-    assert not any("Transformer" in t for t in text)
-    assert any("4 diverged runs are left out" in t for t in text)
+    assert not any("softmax attention" in t for t in text)
+    assert "4 diverged runs are left out" in " ".join(text)
 
 
 SIZES = (1000, 2500, 5000, 10_000, 20_000, 40_000)
@@ -165,11 +174,11 @@ def automata(sizes=SIZES, seeds=3):
 
 def test_sample_efficiency(tmp_path):
     yardsticks = {"1-gram": 0.48, "3-gram": 0.83}
-    text = words(sample_efficiency(automata(), NAMES, yardsticks, "RegBench", tmp_path / "s.png"))
+    text = words(sample_efficiency(automata(), LOOKS, yardsticks, About("RegBench"), tmp_path / "s.png"))
     assert {"1k", "2.5k", "5k", "10k", "20k", "40k", "training automata", "RegBench", "3-gram"} <= set(text)
-    assert {"Temporal SwiLA  0.952", "DeltaNet  0.922", "Transformer  0.962"} <= set(text)
+    assert {"Temporal SwiLA  0.952", "DeltaNet  0.922", "softmax attention  0.962"} <= set(text)
     assert "1-gram" not in text  # too far
-    assert any("off the scale: 1-gram 0.480" in t for t in text)
+    assert "off the scale: 1-gram 0.480" in " ".join(text)
     assert "test accuracy (higher is better)" in text
 
 
@@ -178,21 +187,25 @@ def test_models_that_lack_the_largest_size(tmp_path):
     del curves["deltanet"][2500]
     curves["attention"][2500] = [NAN, NAN]
     curves["dn-mom"][2500] = []
-    text = words(sample_efficiency(curves, NAMES, {}, "RegBench", tmp_path / "s.png"))
-    assert {"DeltaNet  0.805 (1k)", "Transformer  0.845 (1k)", "DN-MoM  0.830 (1k)", "SwiLA  0.897"} <= set(text)
-    assert any("2 diverged runs are left out" in t for t in text)
+    text = words(sample_efficiency(curves, LOOKS, {}, About("RegBench"), tmp_path / "s.png"))
+    assert {"DeltaNet  0.805 (1k)", "softmax attention  0.845 (1k)", "DN-MoM  0.830 (1k)", "SwiLA  0.897"} <= set(text)
+    assert "2 diverged runs are left out" in " ".join(text)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_one_training_size(tmp_path, seeds):
-    text = words(sample_efficiency(automata((1000,), seeds), NAMES, {"3-gram": 0.83}, "RegBench", tmp_path / "s.png"))
-    assert {"Temporal", "DeltaNet", "Transformer", "3-gram", "1k"} <= set(text)
-    assert any("bars" in t for t in text) == (seeds > 1)
+def test_with_one_training_size_models_are_categories(tmp_path, seeds):
+    figure = automata((1000,), seeds)
+    text = words(sample_efficiency(figure, LOOKS, {"3-gram": 0.83}, About("RegBench"), tmp_path / "s.png"))
+    assert {"Temporal", "DeltaNet", "softmax", "3-gram", "models, each with 1,000 training automata"} <= set(text)
+    assert f"{0.8 + 0.005 * (seeds - 1) / 2:.3f}" in text, "DeltaNet's mean"
+    note = " ".join(text)
+    assert "points: seeds; lines and numbers: mean" in note
+    assert "bars" not in note
 
 
 @pytest.mark.parametrize("curves", [{}, {"swila": {}}, {"swila": {1000: [NAN]}}, {"swila": {1000: [0.5]}}])
 def test_hardly_any_scores(tmp_path, curves):
-    words(sample_efficiency(curves, NAMES, {}, "RegBench", tmp_path / "s.png", score="distance", better="lower"))
+    words(sample_efficiency(curves, LOOKS, {}, About("RegBench"), tmp_path / "s.png", score="distance", better="lower"))
 
 
 def curve(end, steps=8):
@@ -208,31 +221,32 @@ def test_progress(tmp_path):
             "dn-mom": [[]],
         },
     }
-    text = words(progress_figure(panels, NAMES, "epochs", "validation accuracy", "Curves", tmp_path / "p.png"))
+    text = words(progress_figure(panels, LOOKS, "epochs", "validation accuracy", About("Curves"), tmp_path / "p.png"))
     assert {"1,000 automata", "2,500 automata", "epochs", "validation accuracy", "Curves"} <= set(text)
     assert f"SwiLA  {0.85 * (1 - 0.5**5):.3f} (×3)" in text  # as far as all three go
     assert f"SwiLA  {0.9 * (1 - 0.5**8):.3f} (×2)" in text  # without the one that diverged
-    assert f"Transformer  {0.7 * (1 - 0.5**8):.3f}" in text
+    assert f"softmax attention  {0.7 * (1 - 0.5**8):.3f}" in text
     assert not any("DeltaNet" in t or "DN-MoM" in t for t in text)
-    assert any("2 diverged" in t for t in text)
+    assert "2 diverged" in " ".join(text)
 
 
 @pytest.mark.parametrize("models", [{}, {"swila": []}, {"swila": [[(3, 0.5)]]}, {"swila": [curve(0.9), [(20, 0.9)]]}])
 def test_hardly_any_progress(tmp_path, models):
-    words(progress_figure({"panel": models}, NAMES, "steps", "loss", "Curves", tmp_path / "p.png"))
+    words(progress_figure({"panel": models}, LOOKS, "steps", "loss", About("Curves"), tmp_path / "p.png"))
 
 
 def test_models_differ_without_colours():
-    assert COLOURS.keys() == MARKERS.keys() == LINES.keys()
-    assert len(set(MARKERS.values())) == len(MARKERS)
-    assert len({str(line) for line in LINES.values()}) == len(LINES)
+    for part in ("title", "colour", "marker", "line"):
+        assert len({str(getattr(look, part)) for look in LOOKS.values()}) == len(LOOKS)
 
 
 def test_labels_move_apart():
-    labels = [(0.9, "a", ""), (0.91, "b", ""), (0.5, "c", "")]
-    assert [height for height, *_ in spread(labels, gap=0.05)] == pytest.approx([0.5, 0.9, 0.95])
-    assert [height for height, *_ in spread(labels, gap=0.05, top=0.92)] == pytest.approx([0.5, 0.87, 0.92])
-    assert [label for _, label, _ in spread(labels, gap=0.05)] == ["c", "a", "b"]
+    heights = [0.9, 0.91, 0.5]
+    assert spread(heights, gap=0.05) == pytest.approx([0.88, 0.93, 0.5]), "centred on their points"
+    assert spread(heights, gap=0.05, top=0.92) == pytest.approx([0.87, 0.92, 0.5])
+    assert spread([0.0, 0.01], gap=0.05, bottom=0.0) == pytest.approx([0.0, 0.05])
+    assert spread([0.3, 0.1, 0.2], gap=0.05) == pytest.approx([0.3, 0.1, 0.2]), "nothing overlaps"
+    assert spread([], gap=0.05) == []
 
 
 def test_ink_is_dark_and_counts_are_short():
@@ -256,30 +270,30 @@ def recall_lines():
 
 
 def test_accuracy_against_state_size(tmp_path):
-    text = words(state_size_figure(recall_lines(), NAMES, 0.25, "CDAR", tmp_path / "s.png"))
-    for name in ("Temporal SwiLA", "SwiLA", "SwiLA, 2 layers", "Transformer", "Transformer, 2 layers"):
+    text = words(state_size_figure(recall_lines(), LOOKS, PLATEAU, About("CDAR"), tmp_path / "s.png"))
+    for name in ("Temporal SwiLA", "SwiLA", "SwiLA, 2 layers", "softmax attention", "softmax attention, 2 layers"):
         assert text.count(name) == 2, "in both panels"
     assert text.count("1/C") == 2
     note = " ".join(text)
-    for words_of_it in ("1/C = 0.25: knowing the values", "hollow marks", "3 runs a point"):
+    for words_of_it in ("1/C = 0.25: knowing the values", "hollow points", "3 runs per point"):
         assert words_of_it in note
     assert not any(
-        "1/C" in t for t in words(state_size_figure(recall_lines(), NAMES, None, "MQAR", tmp_path / "s.png"))
+        "1/C" in t for t in words(state_size_figure(recall_lines(), LOOKS, None, About("MQAR"), tmp_path / "s.png"))
     )
 
 
 def test_no_runs_and_odd_sizes(tmp_path):
-    state_size_figure([], NAMES, 0.25, "nothing yet", tmp_path / "s.png")
-    accuracy_curves({}, NAMES, 0.25, "nothing yet", tmp_path / "c.png")
+    state_size_figure([], LOOKS, PLATEAU, About("nothing yet"), tmp_path / "s.png")
+    accuracy_curves({}, LOOKS, PLATEAU, About("nothing yet"), tmp_path / "c.png")
     odd = StateSizeLine("deltanet", 1, False, [StateSizePoint(192, [0.4], 0.4)])
-    text = words(state_size_figure([odd], NAMES, 0.25, "one run", tmp_path / "s.png"))
-    assert any("1 run a point" in t for t in text)
+    text = words(state_size_figure([odd], LOOKS, PLATEAU, About("one run"), tmp_path / "s.png"))
+    assert "1 run per point" in " ".join(text)
 
 
-@pytest.mark.parametrize(("count", "rows"), [(1, 1), (3, 1), (4, 2), (5, 2)])
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (2, 1), (3, 2), (5, 3)])
 def test_many_panels_are_wrapped(tmp_path, count, rows):
     panels = {f"panel {i}": [Learning("swila", 1 + i, [[(10, 0.2), (20, 0.3)]])] for i in range(count)}
-    text = words(accuracy_curves(panels, NAMES, None, "CDAR", tmp_path / "c.png"))
+    text = words(accuracy_curves(panels, LOOKS, None, About("CDAR"), tmp_path / "c.png"))
     assert [t for t in text if t.startswith("panel")] == list(panels)
     assert text.count("test accuracy") == rows
     assert [t for t in text if t.startswith("SwiLA")] == [
@@ -305,7 +319,9 @@ def figures(monkeypatch):
 
 def test_best_and_mean_are_in_their_panels(figures, tmp_path):
     points = [StateSizePoint(2**10, [0.1, 0.3], 0.15), StateSizePoint(2**12, [0.5, 0.9], 0.6)]
-    figure = state_size_figure([StateSizeLine("swila", 1, False, points)], NAMES, None, "CDAR", tmp_path / "s.png")
+    figure = state_size_figure(
+        [StateSizeLine("swila", 1, False, points)], LOOKS, None, About("CDAR"), tmp_path / "s.png"
+    )
     assert heights(figure, 0, COLOURS["swila"]) == [0.3, 0.9]
     assert heights(figure, 1, COLOURS["swila"]) == [0.15, 0.6]
 
@@ -313,7 +329,7 @@ def test_best_and_mean_are_in_their_panels(figures, tmp_path):
 def test_marks_of_caches_are_hollow(figures, tmp_path):
     points = [StateSizePoint(2**10, [0.1], 0.1), StateSizePoint(2**12, [0.5], 0.5)]
     lines = [StateSizeLine("swila", 1, False, points), StateSizeLine("attention", 2, True, points)]
-    figure = state_size_figure(lines, NAMES, None, "CDAR", tmp_path / "s.png")
+    figure = state_size_figure(lines, LOOKS, None, About("CDAR"), tmp_path / "s.png")
     for axis in figure.axes:
         marked = {line.get_color(): line for line in axis.lines if line.get_marker() not in ("None", "")}
         faces = {colour: line.get_markerfacecolor() for colour, line in marked.items()}
@@ -323,20 +339,20 @@ def test_marks_of_caches_are_hollow(figures, tmp_path):
 
 
 def test_lines_go_through_means(figures, tmp_path):
-    figure = sample_efficiency({"swila": {10: [0.1, 0.3], 20: [0.4, 0.8]}}, NAMES, {}, "R", tmp_path / "s.png")
+    figure = sample_efficiency({"swila": {10: [0.1, 0.3], 20: [0.4, 0.8]}}, LOOKS, {}, About("R"), tmp_path / "s.png")
     assert heights(figure, 0, COLOURS["swila"]) == pytest.approx([0.2, 0.6])
     points = [Point("swila", "H1J2", 1024, 9, [0.1, 0.3]), Point("swila", "H1J4", 2048, 9, [0.4, 0.8])]
-    figure = budget_figure(points, NAMES, "A", tmp_path / "b.png", parameters=False)
+    figure = budget_figure(points, LOOKS, About("A"), tmp_path / "b.png", parameters=False)
     assert heights(figure, 0, COLOURS["swila"]) == pytest.approx([0.2, 0.6])
     panels = {"a": {"swila": [[(1, 0.1), (2, 0.2), (3, 0.9)], [(1, 0.3), (2, 0.4)]]}}
-    figure = progress_figure(panels, NAMES, "epochs", "y", "C", tmp_path / "p.png")
+    figure = progress_figure(panels, LOOKS, "epochs", "y", About("C"), tmp_path / "p.png")
     bold = max(figure.axes[0].lines, key=lambda line: (line.get_linewidth(), len(line.get_ydata())))
     assert list(bold.get_ydata()) == pytest.approx([0.2, 0.3]), "as far as both go"
 
 
 def test_state_and_parameters_are_in_their_panels(figures, tmp_path):
     points = [Point("swila", "H1J2", 1024, 3000, [0.2]), Point("swila", "H1J4", 2048, 7000, [0.6])]
-    figure = budget_figure(points, NAMES, "A", tmp_path / "b.png")
+    figure = budget_figure(points, LOOKS, About("A"), tmp_path / "b.png")
     for axis, expected in zip(figure.axes, ([1024, 2048], [3000, 7000]), strict=True):
         marked = [line for line in axis.lines if line.get_marker() not in ("None", "")]
         assert [list(line.get_xdata()) for line in marked] == [expected]
@@ -344,23 +360,23 @@ def test_state_and_parameters_are_in_their_panels(figures, tmp_path):
 
 def test_the_reference_is_at_its_best_mean(figures, tmp_path):
     points = [Point("attention", "", 0, 9, scores) for scores in ([0.5, 0.7], [0.8, 0.9], [0.1])]
-    figure = budget_figure(points, NAMES, "A", tmp_path / "b.png", parameters=False)
-    assert [text.get_text() for text in figure.axes[0].texts] == ["Transformer  0.850"]
+    figure = budget_figure(points, LOOKS, About("A"), tmp_path / "b.png", parameters=False)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["softmax attention  0.850"]
 
 
 def test_the_best_run_is_bold(figures, tmp_path):
     runs = [[(10, 0.2), (20, 0.9), (30, 0.5)], [(10, 0.6), (20, 0.7), (30, 0.8)]]
-    figure = accuracy_curves({"a": [Learning("swila", 1, runs)]}, NAMES, None, "CDAR", tmp_path / "c.png")
+    figure = accuracy_curves({"a": [Learning("swila", 1, runs)]}, LOOKS, None, About("CDAR"), tmp_path / "c.png")
     bold = max(figure.axes[0].lines, key=lambda line: (len(line.get_ydata()), line.get_linewidth()))
     assert list(bold.get_ydata()) == [0.0, 0.2, 0.9, 0.5], "by its best evaluation"
     assert [text.get_text() for text in figure.axes[0].texts] == ["SwiLA  0.90 (×2)"]
 
 
 def test_numbers_beside_names_are_those_of_the_means(figures, tmp_path):
-    figure = sample_efficiency({"swila": {10: [0.1, 0.3], 20: [0.4, 0.8]}}, NAMES, {}, "R", tmp_path / "s.png")
+    figure = sample_efficiency({"swila": {10: [0.1, 0.3], 20: [0.4, 0.8]}}, LOOKS, {}, About("R"), tmp_path / "s.png")
     assert [text.get_text() for text in figure.axes[0].texts] == ["SwiLA  0.600"]
     panels = {"a": {"swila": [[(1, 0.5), (2, 0.2)], [(1, 0.7), (2, 0.1)]]}}
-    figure = progress_figure(panels, NAMES, "epochs", "y", "C", tmp_path / "p.png")
+    figure = progress_figure(panels, LOOKS, "epochs", "y", About("C"), tmp_path / "p.png")
     assert [text.get_text() for text in figure.axes[0].texts] == ["SwiLA  0.600 (×2)"], "the highest, not the last"
 
 
@@ -371,18 +387,20 @@ def test_bars_go_from_the_worst_to_the_best(figures, tmp_path):
 
     scores, expected = ([0.1, 0.3, 0.2], [0.8, 0.4]), [[0.1, 0.3], [0.4, 0.8]]
     points = [StateSizePoint(2**10, scores[0], 0.2), StateSizePoint(2**12, scores[1], 0.6)]
-    figure = state_size_figure([StateSizeLine("swila", 1, False, points)], NAMES, None, "CDAR", tmp_path / "s.png")
+    figure = state_size_figure(
+        [StateSizeLine("swila", 1, False, points)], LOOKS, None, About("CDAR"), tmp_path / "s.png"
+    )
     assert (bars(figure, 0), bars(figure, 1)) == ([], expected)
-    figure = sample_efficiency({"swila": {10: scores[0], 20: scores[1]}}, NAMES, {}, "R", tmp_path / "e.png")
+    figure = sample_efficiency({"swila": {10: scores[0], 20: scores[1]}}, LOOKS, {}, About("R"), tmp_path / "e.png")
     assert bars(figure, 0) == expected
     points = [Point("swila", "H1J2", 1024, 9, scores[0]), Point("swila", "H1J4", 2048, 9, scores[1])]
-    figure = budget_figure(points, NAMES, "A", tmp_path / "b.png", parameters=False)
+    figure = budget_figure(points, LOOKS, About("A"), tmp_path / "b.png", parameters=False)
     assert bars(figure, 0) == expected
 
 
 def test_tokens_and_mixtures_of_a_context_have_one_colour(figures, tmp_path):
     panel = RoutingPanel("writing", [[[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]], [0])
-    figure = routing_picture([panel], [1, 2, -1], None, 2, "R", tmp_path / "r.png")
+    figure = routing_picture([panel], [1, 2, -1], None, 2, About("R"), [], tmp_path / "r.png")
     assert [list(axis.lines[0].get_xdata()) for axis in figure.axes] == [[1.5, 1.5]] * 2, "before the first query"
     strip, cells = (axis.images[0].get_array()[0].tolist() for axis in figure.axes)
     assert strip[0] != strip[1]

@@ -2,6 +2,7 @@
 
 from swila.plots.budget import Point as Point
 from swila.plots.budget import budget_figure as budget_figure
+from swila.plots.caption import About as About
 from swila.plots.curves import Curve as Curve
 from swila.plots.curves import Learning as Learning
 from swila.plots.curves import accuracy_curves as accuracy_curves
@@ -12,3 +13,6 @@ from swila.plots.sample_efficiency import sample_efficiency as sample_efficiency
 from swila.plots.state_size import StateSizeLine as StateSizeLine
 from swila.plots.state_size import StateSizePoint as StateSizePoint
 from swila.plots.state_size import state_size_figure as state_size_figure
+from swila.plots.style import Look as Look
+from swila.plots.style import Looks as Looks
+from swila.plots.style import Plateau as Plateau

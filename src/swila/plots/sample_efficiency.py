@@ -8,54 +8,38 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
-from swila.plots.style import (
-    COLOURS,
-    LINES,
-    MARKERS,
-    caption,
-    counts_note,
-    finite,
-    ink,
-    label_ends,
-    moved,
-    save,
-    seeds_note,
-    short,
-    spread,
-    styled,
-)
+from swila.plots.caption import About, add_caption, counts_note, diverged_note, finite, seeds_note
+from swila.plots.labels import End, label_ends, moved, spread
+from swila.plots.style import GREY, Looks, ink, look_of, save, short, styled
 
-Scores = Mapping[int, Sequence[float]]  # training size -> of the seeds
-
-_GREY = "#888888"
+Scores = Mapping[int, Sequence[float]]  # training size -> scores of the seeds
 
 
 def sample_efficiency(
     curves: Mapping[str, Scores],
-    names: Mapping[str, str],
+    looks: Looks,
     yardsticks: Mapping[str, float],
-    title: str,
+    about: About,
     path: Path,
     score: str = "test accuracy",
     better: str = "higher",
     xlabel: str = "training automata",
-    notes: Sequence[str] = (),
 ) -> list[Path]:
-    """A line for each model through the mean of its seeds at each training size; bars go from seed to seed.
+    """A line for each model through the mean over its seeds at each training size.
 
-    Models stand side by side at each size, so that their bars stay apart. Yardsticks are dotted lines; those far from
-    the models are named below the figure instead.
+    Bars go from the lowest seed to the highest. The models are placed side by side at each size, so that their bars do
+    not overlap. With a single training size the models are categories, with a dot for each seed and a line at the mean.
+    Yardsticks are dotted lines; those far from the models are named in the caption instead.
 
     Args:
-        curves: model -> training size -> scores of the seeds; those that are not finite are skipped.
-        names: model -> how to call it.
-        yardsticks: name -> score of something that needs no training.
-        title: of the figure.
-        path: where to; the suffix is replaced by ``.png`` and ``.svg``.
-        score: what is measured.
+        curves: Scores of the seeds by model and training size; scores that are not finite are skipped.
+        looks: Looks of the models, by name.
+        yardsticks: Scores of predictors that need no training, by name.
+        about: Title, task and training.
+        path: Where to save; the suffix is replaced by ``.png`` and ``.svg``.
+        score: What is measured.
         better: ``higher`` or ``lower``.
-        xlabel: what training sizes count.
-        notes: what else to say below: the size of the models, how long they were trained.
+        xlabel: What the training sizes count.
     """
     from matplotlib.figure import Figure
 
@@ -64,28 +48,25 @@ def sample_efficiency(
     sizes = sorted({n for runs in drawn.values() for n in runs}) or [1]
     values = [value for runs in drawn.values() for scores in runs.values() for value in scores] or [0.0, 1.0]
     low, high, near = _range(values, yardsticks)
-
     with styled():
-        figure = Figure(
-            figsize=(5.4 if len(drawn) < 6 or len(sizes) > 1 else 1.1 * len(drawn), 3.4), layout="constrained"
-        )
+        several = len(sizes) > 1
+        figure = Figure(figsize=(6.4 if several else max(5.4, 1.0 + 1.05 * len(drawn)), 3.1), layout="constrained")
         axis = figure.subplots()
-        axis.set(xlabel=xlabel, ylabel=f"{score} ({better} is better)", ylim=(low, high))
-        _size_axis(axis, sizes, wide=bool(near))
+        axis.set(ylabel=f"{score} ({better} is better)", ylim=(low, high))
         axis.grid(axis="y", color="#EEEEEE", zorder=0)
-        step = 4.0 if len(sizes) > 1 else 50.0
-        shifts = {model: step * (i - (len(drawn) - 1) / 2) for i, model in enumerate(drawn)}
-        for model, runs in drawn.items():
-            _draw_model(axis, model, runs, shifts[model])
-        name_models = _name_ends if len(sizes) > 1 else _name_points
-        name_models(axis, drawn, names, shifts)
+        if several:
+            _draw_lines(axis, drawn, sizes, looks, wide=bool(near))
+            axis.set_xlabel(xlabel)
+        else:
+            _draw_categories(axis, {model: runs[sizes[0]] for model, runs in drawn.items()}, looks, wide=bool(near))
+            axis.set_xlabel(f"models, each with {sizes[0]:,} {xlabel}")
         _draw_yardsticks(axis, near)
-        caption(figure, title, [*notes, *_notes(curves, drawn, yardsticks, near)])
+        add_caption(figure, about, _legend(curves, drawn, yardsticks, near))
         return save(figure, path)
 
 
 def _range(values: Sequence[float], yardsticks: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
-    """Limits that fit the models, and the yardsticks near enough to be drawn with them."""
+    """Limits that fit the models, and the yardsticks that are near enough to be drawn with them."""
     low, high = min(values), max(values)
     reach = 0.5 * max(high - low, 0.02)
     near = {name: height for name, height in yardsticks.items() if low - reach <= height <= high + reach}
@@ -94,74 +75,84 @@ def _range(values: Sequence[float], yardsticks: Mapping[str, float]) -> tuple[fl
     return low - room, high + room, near
 
 
-def _size_axis(axis: Any, sizes: Sequence[int], wide: bool) -> None:
-    """A logarithmic axis with ticks at the sizes, and room for words on the left where asked for."""
-    span = math.log(sizes[-1] / sizes[0]) or 1.0
-    pad = 0.08 if len(sizes) > 1 else 0.5
+def _draw_lines(axis: Any, drawn: Mapping[str, Scores], sizes: Sequence[int], looks: Looks, wide: bool) -> None:
+    """Lines over a logarithmic axis with ticks at the sizes, and room for labels on the left if ``wide``."""
+    span = math.log(sizes[-1] / sizes[0])
     axis.set_xscale("log")
-    axis.set_xlim(sizes[0] * math.exp(-(pad + 0.2 * wide) * span), sizes[-1] * math.exp(pad * span))
+    axis.set_xlim(sizes[0] * math.exp(-(0.08 + 0.2 * wide) * span), sizes[-1] * math.exp(0.08 * span))
     axis.set_xticks(sizes, [short(size) for size in sizes])
     axis.set_xticks([], minor=True)
+    ends = []
+    for i, (model, runs) in enumerate(drawn.items()):
+        shift = 4.0 * (i - (len(drawn) - 1) / 2)
+        _draw_line(axis, model, runs, looks, shift)
+        last, look = max(runs), look_of(model, looks)
+        place = "" if last == sizes[-1] else f" ({short(last)})"
+        ends.append(End(last, mean(runs[last]), f"{look.title}  {mean(runs[last]):.3f}{place}", look.colour, shift))
+    label_ends(axis, ends)
 
 
-def _draw_model(axis: Any, model: str, runs: Scores, shift: float) -> None:
-    colour, place = COLOURS.get(model, "black"), moved(axis, shift)
+def _draw_line(axis: Any, model: str, runs: Scores, looks: Looks, shift: float) -> None:
+    look, place = look_of(model, looks), moved(axis, shift)
     for n, scores in runs.items():
-        axis.plot([n, n], [min(scores), max(scores)], color=colour, linewidth=1.1, transform=place, zorder=3)
+        axis.plot([n, n], [min(scores), max(scores)], color=look.colour, linewidth=1.1, transform=place, zorder=3)
     axis.plot(
-        list(runs), [mean(scores) for scores in runs.values()], color=colour, linestyle=LINES.get(model, "-"),
-        linewidth=1.8, marker=MARKERS.get(model, "o"), markersize=6, markeredgecolor="white", markeredgewidth=0.6,
+        list(runs), [mean(scores) for scores in runs.values()], color=look.colour, linestyle=look.line,
+        linewidth=1.8, marker=look.marker, markersize=6, markeredgecolor="white", markeredgewidth=0.6,
         transform=place, zorder=4,
     )  # fmt: skip
+
+
+def _draw_categories(axis: Any, drawn: Mapping[str, Sequence[float]], looks: Looks, wide: bool) -> None:
+    """A category for each model: a dot for each seed, a short line at the mean, and the mean as a number."""
+    axis.set_xlim(-0.6 - 0.7 * wide, max(len(drawn), 1) - 0.4)
+    axis.set_xticks(range(len(drawn)), [look_of(model, looks).title.replace(" ", "\n") for model in drawn])
+    axis.tick_params(axis="x", length=0)
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high + 0.08 * (high - low))
+    for place, (model, scores) in enumerate(drawn.items()):
+        look, height = look_of(model, looks), mean(scores)
+        offsets = [0.12 * (i - (len(scores) - 1) / 2) for i in range(len(scores))]
+        axis.plot([place - 0.3, place + 0.3], [height, height], color=look.colour, linewidth=2.2, zorder=3)
+        axis.plot(
+            [place + offset for offset in offsets], scores, color=look.colour, linestyle="none", marker=look.marker,
+            markersize=6, markeredgecolor="white", markeredgewidth=0.6, zorder=4,
+        )  # fmt: skip
+        axis.annotate(
+            f"{height:.3f}", (place, max(scores)), (0, 6), textcoords="offset points", ha="center", va="bottom",
+            color=ink(look.colour), weight="bold", fontsize=8, zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )  # fmt: skip
 
 
 def _draw_yardsticks(axis: Any, yardsticks: Mapping[str, float]) -> None:
     low, high = axis.get_ylim()
     for height in yardsticks.values():
-        axis.axhline(height, xmin=0.03, color=_GREY, linestyle=(0, (1, 2)), linewidth=1, zorder=1.8)
-    labels = [(height, name, ink(_GREY)) for name, height in yardsticks.items()]
-    for height, label, colour in spread(labels, gap=0.06 * (high - low)):
+        axis.axhline(height, xmin=0.03, color=GREY, linestyle=(0, (1, 2)), linewidth=1, zorder=1.8)
+    places = spread(list(yardsticks.values()), gap=0.06 * (high - low))
+    for name, height in zip(yardsticks, places, strict=True):
         axis.annotate(
-            label, (0, height), (4, 0), xycoords=axis.get_yaxis_transform(), textcoords="offset points", va="center",
-            fontsize=7.5, color=colour, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=1.9,
+            name, (0, height), (4, 0), xycoords=axis.get_yaxis_transform(), textcoords="offset points", va="center",
+            fontsize=7.5, color=ink(GREY), bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=1.9,
         )  # fmt: skip
 
 
-def _name_ends(axis: Any, drawn: Mapping[str, Scores], names: Mapping[str, str], shifts: Mapping[str, float]) -> None:
-    """Names to the right, with the last score, and its training size where it is not the largest."""
-    largest = max(n for runs in drawn.values() for n in runs)
-    ends = {}
-    for model, runs in drawn.items():
-        last = max(runs)
-        place = "" if last == largest else f" ({short(last)})"
-        ends[model] = (last, mean(runs[last]), f"{names.get(model, model)}  {mean(runs[last]):.3f}{place}")
-    label_ends(axis, ends, shifts)
-
-
-def _name_points(axis: Any, drawn: Mapping[str, Scores], names: Mapping[str, str], shifts: Mapping[str, float]) -> None:
-    """Names above the points of the only training size."""
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, high + 0.15 * (high - low))
-    for model, runs in drawn.items():
-        ((n, scores),) = runs.items()
-        label = f"{names.get(model, model)} {mean(scores):.3f}".replace(" ", "\n")
-        axis.annotate(
-            label, (n, max(scores)), (0, 6), xycoords=moved(axis, shifts[model]), textcoords="offset points",
-            ha="center", va="bottom", color=ink(COLOURS.get(model, "black")), weight="bold", fontsize=8,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        )  # fmt: skip
-
-
-def _notes(
+def _legend(
     curves: Mapping[str, Scores],
     drawn: Mapping[str, Scores],
     yardsticks: Mapping[str, float],
     near: Mapping[str, float],
 ) -> list[str]:
-    notes = seeds_note([scores for runs in curves.values() for scores in runs.values()])
+    every = [scores for runs in curves.values() for scores in runs.values()]
     sizes = sorted({n for runs in drawn.values() for n in runs})
     counts = {f"{n:,}": [len(runs[n]) for runs in drawn.values() if n in runs] for n in sizes}
-    notes += filter(None, [counts_note("seed", counts)])
+    if len(sizes) > 1:
+        legend = ["colours and markers: models", *seeds_note(every), *filter(None, [counts_note("seed", counts)])]
+        legend.append("numbers: last mean")
+    else:
+        legend = ["points: seeds", "lines and numbers: mean over the seeds of a model", *diverged_note(every)]
+    if near:
+        legend.append("dotted: predictors that are not trained")
     if far := [f"{name} {height:.3f}" for name, height in yardsticks.items() if name not in near]:
-        notes.append("off the scale: " + ", ".join(far))
-    return notes
+        legend.append("off the scale: " + ", ".join(far))
+    return legend
