@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from swila.cli.app import app
 from swila.cli.options import parse_seeds
-from swila.experiments.recall.runs import MODELS, SETTINGS
+from swila.experiments.recall.presets import SETTINGS
+from swila.experiments.recall.runs import MODELS
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from swila.cli.live import Live
 from swila.cli.time_left import TimeLeft, in_words
-from swila.experiments.cdar.presets import make_runs
+from swila.experiments.cdar.runs import make_runs
 from swila.experiments.sweep import News
 from swila.training import Progress
 

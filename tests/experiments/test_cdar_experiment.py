@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from swila.experiments.cdar import figures as cdar_figures
-from swila.experiments.cdar.figures import _mixture_of_context, _token_names, draw, draw_routing
-from swila.experiments.cdar.presets import PRESETS, make_runs
-from swila.experiments.cdar.routing import routing, shares_by_context
+from swila.experiments.cdar.figures import _token_names, draw, draw_routing
+from swila.experiments.cdar.presets import PRESETS
+from swila.experiments.cdar.routing import mixture_of_context, routing, shares_by_context
+from swila.experiments.cdar.runs import make_runs
 from swila.experiments.experiment import runs_in
 from swila.experiments.recall.runs import MODELS
 from swila.experiments.registry import CDAR as CDAR_EXPERIMENT
@@ -114,7 +115,7 @@ def test_temporal_swila_leaves_the_plateau_and_swila_does_not(tmp_path):
 
 def test_mixtures_are_matched_to_contexts():
     shares = torch.tensor([[0.1, 0.7, 0.2], [0.2, 0.1, 0.7], [0.8, 0.1, 0.1]])[:, None, :, None]
-    assert _mixture_of_context(shares).tolist() == [[1, 2, 0]]
+    assert mixture_of_context(shares).tolist() == [[1, 2, 0]]
 
 
 def test_token_names():

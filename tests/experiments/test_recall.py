@@ -8,8 +8,11 @@ from tools.tables.recall_claims import recall_claims
 
 from swila.environment import environment
 from swila.experiments import cdar, mqar, recall, settings
-from swila.experiments.recall.figures import _lines, draw
-from swila.experiments.recall.runs import SETTINGS, summarize
+from swila.experiments.cdar.figures import draw
+from swila.experiments.cdar.runs import KIND
+from swila.experiments.recall.figures import _lines
+from swila.experiments.recall.presets import SETTINGS
+from swila.experiments.recall.summary import summarize
 from swila.experiments.registry import MQAR as MQAR_EXPERIMENT
 from swila.experiments.sweep import run_all
 from swila.experiments.training_run import TrainingRun
@@ -66,7 +69,7 @@ def test_every_open_point_can_be_set():
     }  # fmt: skip
     assert set(values) == set(SETTINGS)
     usual = replace(cdar.PRESETS["tiny"], noise=False, temporal_bias=-2.0)
-    (run,) = recall.make_runs({"tiny": usual}, "tiny", ["temporal-swila"], seeds=[0], settings=values)
+    (run,) = recall.make_runs(KIND, {"tiny": usual}, "tiny", ["temporal-swila"], seeds=[0], settings=values)
     options, model, training = run.model.mixer_options, run.model, run.training
     assert (model.init_std, model.embed_dropout) == (0.5, 0.25)
     assert options["temporal_bias"] == -1.0
@@ -199,12 +202,13 @@ def test_figures_carry_size_epochs_and_runs(tmp_path):
     record |= {"runs": runs, "rows": summarize(list(runs.values()))}
     sizes, curves = (" ".join(paths[1].read_text().split()) for paths in draw(record, tmp_path))
     for text in (sizes, curves):
-        for note in ("4 contexts of 2 keys", "length 64", "vocabulary 32", "640 training examples", "2 epochs"):
+        sizes_of_task = "4 contexts of 2 keys", "length 64", "vocabulary of 32 tokens"
+        for note in (*sizes_of_task, "640 training examples", "2 epochs", "0.001; up to 2 seeds"):
             assert note in text
-        assert "explored on Temporal" in text
+        assert "explored on" in text
     assert "Temporal SwiLA (2, 1), DeltaNet (1)" in sizes.replace("</text>", "")
     assert "Temporal SwiLA  0.10 (×3)".replace("  ", " ") in curves.replace("  ", " ")
-    assert "1 of 5 runs are not finished" in curves
+    assert "1 of 5 runs are unfinished" in curves
     alone = made_up(("temporal-swila", 16, 1, 0.9, ""))
     assert "explored" not in draw(alone, tmp_path)[0][1].read_text(), "nothing to compare it with"
 
@@ -266,7 +270,7 @@ def test_mqar_trains_and_is_drawn(tmp_path):
         ("deltanet", 1),
         ("deltanet", 2),
     ]
-    for paths in draw(record, tmp_path, None):
+    for paths in MQAR_EXPERIMENT.draw(record, tmp_path, None):
         text = paths[1].read_text()
         assert "MQAR: 6 pairs, length 32" in text
         assert "1/C" not in text

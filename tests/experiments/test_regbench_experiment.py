@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swila.experiments.regbench.runs import MODELS, PAPER, PRESETS, make_runs, yardsticks
+from swila.experiments.regbench.presets import PRESETS
+from swila.experiments.regbench.runs import MODELS, PAPER, make_runs
+from swila.experiments.regbench.summary import yardsticks
 from swila.experiments.registry import REGBENCH
 from swila.experiments.sweep import run_all
 from swila.tasks import IGNORE, legality, ngram_distribution
@@ -26,7 +28,7 @@ def test_the_papers_models():
         assert (run.train_examples, run.validation_examples, run.test_examples) == (1000, 500, 500)
         with torch.device("meta"):
             model = run.kind.model(run.model)
-        assert 5e6 < sizes["parameters"] < 8e6
+        assert 5e6 < sizes.parameters < 8e6
         if label == "attention":
             assert model.mixers[0].rope_theta == 10_000
             assert model.mixers[0].o_proj.bias is not None
@@ -88,7 +90,7 @@ def test_mistakes(arguments, message):
 
 
 def test_yardsticks_of_the_tiny_task():
-    found = yardsticks(PRESETS["tiny"])["yardsticks"]
+    found = yardsticks(PRESETS["tiny"])
     assert list(found) == ["1-gram", "2-gram", "3-gram", "4-gram"]
     # 0.595, 0.83 and 0.87 were measured elsewhere, on other draws
     assert [found[name]["accuracy"] for name in found][:3] == pytest.approx([0.6, 0.83, 0.87], abs=0.03)
@@ -101,7 +103,7 @@ def test_yardsticks_are_of_the_test_problems():
     law = ngram_distribution(test.inputs, 2, task.vocab_size, task.separator)
     scored = test.labels != IGNORE
     right = sum(legality(law[scored].argmax(-1), test.legal[scored]).tolist()) / scored.sum().item()
-    found = yardsticks(replace(PRESETS["tiny"], task=task, held_out=10))["yardsticks"]
+    found = yardsticks(replace(PRESETS["tiny"], task=task, held_out=10))
     assert found["2-gram"]["accuracy"] == pytest.approx(right)
 
 
@@ -136,6 +138,6 @@ def test_a_language_is_learnt_in_context(tmp_path):
     (run,) = make_runs("tiny", ["swila"], epochs=6)
     run = replace(run, training=replace(run.training, eval_every=run.training.steps))
     (result,) = run_all([run], tmp_path, tensorboard=False).values()
-    one_gram = yardsticks(PRESETS["tiny"])["yardsticks"]["1-gram"]
+    one_gram = yardsticks(PRESETS["tiny"])["1-gram"]
     assert result["best"] > one_gram["accuracy"] + 0.05
     assert result["test"]["tv"] < one_gram["tv"]

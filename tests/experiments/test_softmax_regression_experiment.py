@@ -7,7 +7,8 @@ from statistics import fmean
 import pytest
 
 from swila.experiments.registry import SOFTMAX_REGRESSION
-from swila.experiments.softmax_regression.runs import MODELS, PRESETS, configurations, make_runs
+from swila.experiments.softmax_regression.presets import PRESETS
+from swila.experiments.softmax_regression.runs import MODELS, configurations, make_runs
 from swila.experiments.sweep import run_all
 
 
@@ -33,9 +34,9 @@ def test_the_papers_grid():
         H, J = run.model.mixer_options["num_heads"], run.model.mixer_options.get("num_mixtures", 1)
         if run.label == "attention":
             assert (H, run.model.mixer_options["qkv_bias"]) == (1, True)
-            assert sizes["parameters"] == 4 * 32 * 32 + 3 * 32
+            assert sizes.parameters == 4 * 32 * 32 + 3 * 32
         else:
-            assert sizes["state"] == H * J * 32**2
+            assert sizes.state == H * J * 32**2
             assert H * J in (1, 2, 4, 8, 16, 32)
         if J > 1:
             assert run.model.mixer_options["router_projection"] == "swiglu:256"

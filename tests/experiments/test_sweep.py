@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from swila.experiments.cdar.presets import make_runs
-from swila.experiments.experiment import Experiment, choose_by_validation
+from swila.experiments.cdar.runs import make_runs
+from swila.experiments.choice import choose_by_validation
+from swila.experiments.experiment import Experiment
 from swila.experiments.registry import EXPERIMENTS, REGBENCH
 from swila.experiments.sweep import claim, run_all, take_turns
 from swila.training import Progress, RunDirectory, read_status
@@ -315,7 +316,7 @@ def test_learning_rates_are_chosen_by_validation_and_scores_are_of_the_test_set(
         judged("f", 0, 1e-2, 0.2, 0.95),  # the lowest loss, but the other seed has nothing to show
     ]
     unfinished = {key: value for key, value in judged("e", 2, 1e-3, 1, None, "interrupted").items() if key != "best"}
-    (row,) = choose_by_validation([*runs, unfinished], ("model", "size"))
+    row = choose_by_validation([*runs, unfinished], "swila H1")
     assert row["scores"] == [0.8, 0.6]
     assert row["mean"] == pytest.approx(0.7)
     assert (row["seeds"], row["lr"], row["best_epochs"]) == ([0, 1], 3e-3, [2.5, 2.5])
@@ -324,12 +325,12 @@ def test_learning_rates_are_chosen_by_validation_and_scores_are_of_the_test_set(
     assert row["diverged"] == ["c", "d"]
     assert row["test"] == {"r2": pytest.approx(0.7)}
     with pytest.raises(ValueError, match="runs of swila H1 must be trained alike to be compared"):
-        choose_by_validation([runs[0] | {"planned_steps": 5}, runs[1] | {"planned_steps": 9}], ("model", "size"))
+        choose_by_validation([runs[0] | {"planned_steps": 5}, runs[1] | {"planned_steps": 9}], "swila H1")
     fewer = judged("g", 2, 1e-3, 0.6, 0.1)  # a seed that has not tried 3e-3 does not count
-    assert choose_by_validation([*runs, fewer], ("model", "size"))[0]["scores"] == [0.8, 0.6]
-    (only,) = choose_by_validation(runs[3:], ("model", "size"))
+    assert choose_by_validation([*runs, fewer], "swila H1")["scores"] == [0.8, 0.6]
+    only = choose_by_validation(runs[3:], "swila H1")
     assert only["scores"] == [0.95]
-    (empty,) = choose_by_validation([unfinished], ("model", "size"))
+    empty = choose_by_validation([unfinished], "swila H1")
     assert (empty["mean"], empty["scores"], empty["test"]) == (None, [], {})
 
 
@@ -383,7 +384,7 @@ def test_results_agree_with_their_curves(path):
     record = json.loads(path.read_text())
     runs = record.get("runs")
     for name, run in (runs if isinstance(runs, dict) else {}).items():
-        if run["curve"]:
+        if run.get("curve"):
             step, score = run["curve"][-1]
             assert step <= run["steps" if "best" in run else "step"], name
             assert "best" in run or run["score"] == score, name

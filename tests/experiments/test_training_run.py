@@ -119,9 +119,9 @@ def test_shares_by_context():
 
 def test_the_cache_of_attention_grows_with_the_task():
     (run,) = cdar.make_runs("paper", ["attention"], [64], [2], [1e-3], [0])
-    assert run.sizes()["state"] == 2 * 2 * 64 * 1024
+    assert run.sizes().state == 2 * 2 * 64 * 1024
     (run,) = softmax_regression.make_runs("paper", ["attention"], seeds=[0])
-    assert run.sizes()["state"] == 2 * 32 * 512
+    assert run.sizes().state == 2 * 32 * 512
 
 
 def test_a_shorter_regression_has_a_shorter_warm_up():

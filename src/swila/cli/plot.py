@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,6 +11,7 @@ from swila.cli.options import fail, one_line_errors
 
 if TYPE_CHECKING:
     from swila.experiments.experiment import Experiment
+    from swila.experiments.record import Record
 
 
 def plot(
@@ -44,18 +45,18 @@ def plot(
         target = out or (runs[0] if runs[0].is_dir() else Path("runs") / "figures")
         target.mkdir(parents=True, exist_ok=True)
         if out is not None:
-            write_json(out / RESULTS, record)
+            write_json(out / RESULTS, dict(record))
         show(console, experiment, record)
         draw(console, experiment, record, target, directory)
 
 
-def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
+def load(paths: list[Path]) -> tuple[Experiment[Any], list[Record[Any]]]:
     """The experiment of some directories or results files, and a record of each."""
     from swila.experiments.by_name import by_name
     from swila.experiments.registry import EXPERIMENTS
     from swila.training.json_files import read_json
 
-    records: list[dict[str, Any]] = []
+    records: list[Record[Any]] = []
     for path in paths:
         known = path / "experiment.json"
         if path.is_dir() and known.exists():
@@ -76,7 +77,7 @@ def load(paths: list[Path]) -> tuple[Experiment, list[dict[str, Any]]]:
             record = {}
         if not {"experiment", "runs", "rows"} <= record.keys():
             raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}")
-        records.append(record)
+        records.append(cast("Record[Any]", record))
     names = {record["experiment"] for record in records}
     if len(names) > 1:
         raise ValueError(f"runs must be of one experiment, got {' and '.join(sorted(names))}")

@@ -9,11 +9,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from swila.experiments.experiment import Experiment
+    from swila.experiments.record import Record
 
 
-def show(console: Console, experiment: Experiment, record: dict[str, Any]) -> None:
+def show(console: Console, experiment: Experiment[Any], record: Record[Any]) -> None:
     """The table of an experiment, the best row marked."""
     from rich.table import Table
+
+    from swila.experiments.catalogue import title
 
     rows = record["rows"]
     key = "best" if any("best" in row for row in rows) else "mean"
@@ -27,7 +30,7 @@ def show(console: Console, experiment: Experiment, record: dict[str, Any]) -> No
     for row in rows:
         style = "bold green" if top is not None and row[key] == top else None
         cells = [column.cell(row) for column in columns]
-        table.add_row(experiment.models.get(row["model"], row["model"]), *cells, style=style)
+        table.add_row(title(row["model"]), *cells, style=style)
     console.print(table)
     _warn(console, rows)
 
@@ -47,7 +50,7 @@ def why_no_figures() -> str | None:
     return None if find_spec("matplotlib") else "they need matplotlib (pip install 'swila[plots]')"
 
 
-def draw(console: Console, experiment: Experiment, record: dict[str, Any], out: Path, directory: Path | None) -> None:
+def draw(console: Console, experiment: Experiment[Any], record: Record[Any], out: Path, directory: Path | None) -> None:
     """The figures, and where they are."""
     for paths in experiment.draw(record, out, directory):
         console.print(f"figure in {paths[0]} (and {paths[1].name})", markup=False)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from swila.experiments.experiment import Experiment
+    from swila.experiments.record import Record
     from swila.experiments.training_run import TrainingRun
 
 run = typer.Typer(
@@ -94,7 +95,6 @@ def _recall(
     fresh: Fresh = False,
     tensorboard: TensorBoard = True,
 ) -> None:
-    from swila.experiments.recall.runs import make_runs
     from swila.experiments.registry import EXPERIMENTS
     from swila.experiments.settings import parse
 
@@ -102,7 +102,7 @@ def _recall(
     with one_line_errors():
         changed, chosen = parse(settings or ()), parse_seeds(seeds)
         sizes = preset, model, hidden_size, layers, lr, chosen, steps, epochs, precision, changed
-        runs = make_runs(experiment.presets, *sizes)
+        runs = experiment.make_runs(*sizes)
     _carry_out(experiment, preset, runs, device, jobs, threads, out, fresh, tensorboard)
 
 
@@ -171,10 +171,9 @@ def softmax_regression(
     with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
     from swila.experiments.registry import SOFTMAX_REGRESSION
-    from swila.experiments.softmax_regression.runs import make_runs
 
     with one_line_errors():
-        runs = make_runs(preset, model, budget, lr, parse_seeds(seeds), steps, precision)
+        runs = SOFTMAX_REGRESSION.make_runs(preset, model, budget, lr, parse_seeds(seeds), steps, precision)
     _carry_out(SOFTMAX_REGRESSION, preset, runs, device, jobs, threads, out, fresh, tensorboard)
 
 
@@ -221,16 +220,15 @@ def regbench(
     table, with hardware, versions and commit), accuracy.png, total-variation.png, progress.png, and a directory for
     every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
-    from swila.experiments.regbench.runs import make_runs
     from swila.experiments.registry import REGBENCH
 
     with one_line_errors():
-        runs = make_runs(preset, model, automata, lr, parse_seeds(seeds), epochs, patience, precision)
+        runs = REGBENCH.make_runs(preset, model, automata, lr, parse_seeds(seeds), epochs, patience, precision)
     _carry_out(REGBENCH, preset, runs, device, jobs, threads, out, fresh, tensorboard)
 
 
 def _carry_out(
-    experiment: Experiment,
+    experiment: Experiment[Any],
     preset: str,
     runs: list[TrainingRun],
     device: str,
@@ -269,7 +267,7 @@ def _carry_out(
         fail(f"{len(errors)} of {len(runs)} runs failed; the first, {first}: {errors[first]}")
 
 
-def _draw(console: Console, experiment: Experiment, record: dict[str, Any], directory: Path) -> None:
+def _draw(console: Console, experiment: Experiment[Any], record: Record[Any], directory: Path) -> None:
     from swila.cli.results import draw, why_no_figures
 
     if reason := why_no_figures():

@@ -11,36 +11,52 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from swila.experiments.loop import LegalPrediction, Objective, Regression, TokenPrediction, Trainer, TrainingConfig
-from swila.models import RegressionModel, RegressionModelConfig, SyntheticModel, SyntheticModelConfig
-from swila.tasks import CDAR, MQAR, ExampleTensors, RegBench, SoftmaxRegression
+from swila.experiments.loop import Objective, Trainer, TrainingConfig
+from swila.experiments.record import RunFacts
+from swila.tasks import ExampleTensors
 from swila.training import RunDirectory
 
-Task = CDAR | MQAR | RegBench | SoftmaxRegression
+
+def examples_from_host(task: Any, count: int, split: str, seed: int, device: str) -> ExampleTensors:
+    """Examples of a task that are drawn on the host and then copied to the device."""
+    return task.examples(count, split, seed).to(device)
 
 
 class Kind(NamedTuple):
-    """What belongs to a task: its model, and what the model is trained for."""
+    """What the runs of an experiment have in common: classes of task and model, and the objective.
+
+    All of them must be defined at the top level of a module, so that runs can be sent to other processes.
+
+    Attributes:
+        task: Class of the task, a dataclass.
+        model_config: Class of the model's configuration, a dataclass.
+        model: Class of the model.
+        objective: Function from a task to the objective of training.
+        examples: Function from a task, a number of examples, a split, a seed and a device to the examples.
+    """
 
     task: Callable[..., Any]
     model_config: Callable[..., Any]
     model: Callable[[Any], nn.Module]
     objective: Callable[[Any], Objective]
+    examples: Callable[[Any, int, str, int, str], ExampleTensors] = examples_from_host
+
+    @property
+    def task_name(self) -> str:
+        """Name of the task in configuration files."""
+        return self.task.__name__
 
 
-KINDS = {
-    "CDAR": Kind(CDAR, SyntheticModelConfig, SyntheticModel, lambda task: TokenPrediction(task.num_queries)),
-    "MQAR": Kind(MQAR, SyntheticModelConfig, SyntheticModel, lambda task: TokenPrediction(task.num_pairs)),
-    "RegBench": Kind(RegBench, SyntheticModelConfig, SyntheticModel, lambda task: LegalPrediction()),
-    "SoftmaxRegression": Kind(SoftmaxRegression, RegressionModelConfig, RegressionModel, lambda task: Regression()),
-}
+class Sizes(NamedTuple):
+    """Sizes of a model, in scalars."""
+
+    state: int
+    parameters: int
 
 
 @lru_cache(maxsize=6)
-def _examples(task: Task, count: int, split: str, seed: int, device: str) -> ExampleTensors:
-    if isinstance(task, SoftmaxRegression):
-        return task.examples(count, split, seed, device)
-    return task.examples(count, split, seed).to(device)
+def _examples(kind: Kind, task: Any, count: int, split: str, seed: int, device: str) -> ExampleTensors:
+    return kind.examples(task, count, split, seed, device)
 
 
 @dataclass(frozen=True)
@@ -48,21 +64,24 @@ class TrainingRun:
     """Everything that determines a run.
 
     Attributes:
-        label: what the model is called in tables and figures.
-        size: which of its sizes this is, as part of the run's name.
-        task: where the examples come from.
-        model: the model's configuration, of the kind that belongs to the task.
-        training: how it is trained; its seed is the run's.
-        train_examples: how many to train on, again and again.
-        test_examples: how many to judge it by.
-        validation_examples: how many to choose weights by; 0 for none, then the best look at the test set counts.
-        data_seed: of the examples; the same for all runs that are to be compared.
-        variant: what is different from the preset it was made from, as part of the run's name; nothing as a rule.
+        kind: Classes and objective of the experiment's runs.
+        label: Name of the model in tables and figures.
+        size: Size of the model, as part of the run's name.
+        task: Source of the examples.
+        model: Configuration of the model, of the class that ``kind`` names.
+        training: Configuration of the training; its seed is the seed of the run.
+        train_examples: Number of training examples.
+        test_examples: Number of test examples.
+        validation_examples: Number of examples by which weights are chosen. With 0 there is no validation set, and the
+            best evaluation on the test set counts.
+        data_seed: Seed of the examples; the same for all runs that are to be compared.
+        variant: Differences from the preset, as part of the run's name; empty for a run of the preset itself.
     """
 
+    kind: Kind
     label: str
     size: str
-    task: Task
+    task: Any
     model: Any
     training: TrainingConfig
     train_examples: int
@@ -73,18 +92,14 @@ class TrainingRun:
 
     @property
     def name(self) -> str:
-        """The directory of the run within an experiment's."""
+        """Name of the run's directory within the experiment's directory."""
         variant = f"-{self.variant}" if self.variant else ""
         return f"{self.label}-{self.size}{variant}-lr{self.training.lr:g}-seed{self.training.seed}"
 
-    @property
-    def kind(self) -> Kind:
-        """What belongs to its task."""
-        return KINDS[type(self.task).__name__]
-
     def config(self) -> dict[str, Any]:
         """The run as JSON."""
-        config = {"task_name": type(self.task).__name__, **asdict(self)}
+        config = {"task_name": self.kind.task_name, **asdict(self)}
+        del config["kind"]
         if not self.variant:
             del config["variant"]
         return config
@@ -92,9 +107,12 @@ class TrainingRun:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TrainingRun:
         """The run whose :meth:`config` this is."""
+        from swila.experiments.registry import KINDS  # which imports this module
+
         kind = KINDS[config["task_name"]]
         training = {**config["training"], "betas": tuple(config["training"]["betas"])}
         parts = {
+            "kind": kind,
             "task": kind.task(**config["task"]),
             "model": kind.model_config(**config["model"]),
             "training": TrainingConfig(**training),
@@ -102,12 +120,12 @@ class TrainingRun:
         return cls(**{name: value for name, value in config.items() if name != "task_name"} | parts)
 
     def data(self, split: str, device: str = "cpu") -> Any:
-        """The examples of ``"train"``, ``"val"`` or ``"test"``; runs that share them have them once in memory."""
+        """The examples of ``"train"``, ``"val"`` or ``"test"``; runs with the same examples share one copy of them."""
         counts = {"train": self.train_examples, "val": self.validation_examples, "test": self.test_examples}
-        return _examples(self.task, counts[split], split, self.data_seed, device)
+        return _examples(self.kind, self.task, counts[split], split, self.data_seed, device)
 
     def begin(self, directory: RunDirectory, device: str, tensorboard: bool) -> Trainer:
-        """The training, to begin or to go on with."""
+        """The trainer of the run; it resumes from the last checkpoint in the directory."""
         return Trainer(
             lambda: self.kind.model(self.model),
             self.kind.objective(self.task),
@@ -120,23 +138,22 @@ class TrainingRun:
             validation=self.data("val", device) if self.validation_examples else None,
         )
 
-    def sizes(self) -> dict[str, int]:
-        """State and parameters of the model, in scalars."""
-        with torch.device("meta"):  # nothing else is wanted of it
+    def sizes(self) -> Sizes:
+        """State and parameters of the model."""
+        with torch.device("meta"):  # no memory is needed to count
             model: Any = self.kind.model(self.model)
-        return {"state": model.state_size(self.task.length), "parameters": model.num_parameters()}
+        return Sizes(model.state_size(self.task.length), model.num_parameters())
 
-    def facts(self) -> dict[str, Any]:
-        """What tables and figures need of it."""
+    def facts(self) -> RunFacts:
+        """The part of the run's record that is known before training."""
         training, options = self.training, self.model.mixer_options
-        return {
+        sizes = self.sizes()
+        facts: RunFacts = {
             "name": self.name,
             "model": self.label,
             "size": self.size,
-            **({"variant": self.variant} if self.variant else {}),
-            **{key: getattr(self.model, key) for key in ("hidden_size", "num_layers") if hasattr(self.model, key)},
-            **{key: options[key] for key in ("num_heads", "num_mixtures") if key in options},
-            **self.sizes(),
+            "state": sizes.state,
+            "parameters": sizes.parameters,
             "train_examples": self.train_examples,
             "steps_per_epoch": self.train_examples / training.batch_size,
             "lr": training.lr,
@@ -144,9 +161,20 @@ class TrainingRun:
             "planned_steps": training.steps,
             "precision": training.precision,
         }
+        if self.variant:
+            facts["variant"] = self.variant
+        if hasattr(self.model, "hidden_size"):
+            facts["hidden_size"] = self.model.hidden_size
+        if hasattr(self.model, "num_layers"):
+            facts["num_layers"] = self.model.num_layers
+        if "num_heads" in options:
+            facts["num_heads"] = options["num_heads"]
+        if "num_mixtures" in options:
+            facts["num_mixtures"] = options["num_mixtures"]
+        return facts
 
     def load(self, path: Path) -> Any:
-        """The model as a run directory has it, on the CPU, for looking into: the chosen weights, or else the last."""
+        """The model with the weights of a run directory, on the CPU: the chosen weights, or else the last ones."""
         checkpoint = RunDirectory(path).load_checkpoint()
         if checkpoint is None:
             raise ValueError(f"{path} has no checkpoint yet")

@@ -1,4 +1,4 @@
 """Context-dependent associative recall (CDAR)."""
 
 from swila.experiments.cdar.presets import PRESETS as PRESETS
-from swila.experiments.cdar.presets import make_runs as make_runs
+from swila.experiments.cdar.runs import make_runs as make_runs

@@ -1,12 +1,9 @@
-"""Context-dependent associative recall: Temporal SwiLA against its baselines at the same state size."""
+"""Presets of CDAR: Temporal SwiLA and its baselines at the same state size."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from swila.experiments import recall
 from swila.experiments.loop import TrainingConfig
-from swila.experiments.recall.runs import Preset
+from swila.experiments.recall.presets import Preset
 from swila.tasks import CDAR
 
 PRESETS = {
@@ -66,6 +63,3 @@ PRESETS = {
         init_std=0.1,
     ),
 }
-
-
-make_runs = partial(recall.make_runs, PRESETS)

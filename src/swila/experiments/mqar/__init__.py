@@ -1,4 +1,4 @@
-"""Multi-query associative recall (MQAR): CDAR without contexts."""
+"""Multi-query associative recall (MQAR): recall without contexts."""
 
 from swila.experiments.mqar.presets import PRESETS as PRESETS
-from swila.experiments.mqar.presets import make_runs as make_runs
+from swila.experiments.mqar.runs import make_runs as make_runs

@@ -1,11 +1,10 @@
-"""Multi-query associative recall, CDAR without contexts: the models and sizes of that experiment on its parent task."""
+"""Presets of MQAR: the models and sizes of CDAR, on a task without contexts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
-from swila.experiments import cdar, recall
+from swila.experiments import cdar
 from swila.tasks import MQAR
 
 PRESETS = {
@@ -25,5 +24,3 @@ PRESETS = {
         task=MQAR(vocab_size=8192, num_pairs=128, length=1024),
     ),
 }
-
-make_runs = partial(recall.make_runs, PRESETS)

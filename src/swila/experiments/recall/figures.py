@@ -1,79 +1,89 @@
-"""Pictures of a recall experiment: accuracy against state size, and how models learn."""
+"""Figures of a recall experiment: accuracy against state size (figures 2a, S2), and against training steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from swila.experiments.experiment import lengths
-from swila.experiments.recall.runs import CACHES, MODELS, headline
-from swila.plots import Learning, StateSizeLine, StateSizePoint, accuracy_curves, state_size_figure
+from swila.experiments.catalogue import CATALOGUE, LOOKS, has_cache
+from swila.experiments.catalogue import title as title_of
+from swila.experiments.recall.summary import RecallRow, headline
+from swila.experiments.record import Record, RunRecord, lengths, trials
+from swila.plots import (
+    About,
+    Curve,
+    Learning,
+    Plateau,
+    StateSizeLine,
+    StateSizePoint,
+    accuracy_curves,
+    state_size_figure,
+)
 
+TUNED = "temporal-swila"
 EXPLORED = (
-    "open points (initial weights, bias of the temporal gates, convolution, weight decay) were explored on Temporal "
-    "SwiLA alone, by test accuracy on CDAR"
+    "settings that the paper leaves open (initial weights, bias of the temporal gates, convolution, weight decay) were "
+    f"explored on {title_of(TUNED)} alone, by test accuracy on CDAR"
 )
 
 
-def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
-    """Both of them; the first needs a model with several state sizes."""
-    lines = _lines(record)
-    sized = [draw_state_sizes(record, out)] if any(len(line.points) > 1 for line in lines) else []
-    return [*sized, draw_accuracy(record, out)]
+def draw(record: Record[RecallRow], out: Path, title: str, plateau: Plateau | None = None) -> list[list[Path]]:
+    """Draw accuracy against state size, if a model has several sizes, and against steps, if there are curves."""
+    figures = []
+    if any(len(line.points) > 1 for line in _lines(record)):
+        figures.append(draw_state_sizes(record, out, title, plateau))
+    if any(run.get("curve") for run in record["runs"].values()):
+        figures.append(draw_accuracy(record, out, title, plateau))
+    return figures
 
 
-def draw_state_sizes(record: dict[str, Any], out: Path) -> list[Path]:
+def draw_state_sizes(record: Record[RecallRow], out: Path, title: str, plateau: Plateau | None) -> list[Path]:
     """Figures 2a and S2: best and mean accuracy over learning rates and seeds."""
     shown = [record["runs"][name] for row in headline(record["rows"]) for name in row["names"]]
-    about = notes(record, shown)
-    return state_size_figure(_lines(record), MODELS, record.get("plateau"), title(record), out / "state-size", about)
+    return state_size_figure(_lines(record), LOOKS, plateau, about(record, shown, title), out / "state-size")
 
 
-def _lines(record: dict[str, Any]) -> list[StateSizeLine]:
-    """Of every model and depth its sizes, as far as runs are over."""
+def _lines(record: Record[RecallRow]) -> list[StateSizeLine]:
+    """The sizes of every model and depth that have finished runs."""
     lines: dict[tuple[str, int], StateSizeLine] = {}
     for row in sorted(headline(record["rows"]), key=lambda row: (row["layers"], row["state"])):
-        if row["best"] is not None:
-            key = row["model"], row["layers"]
-            line = lines.setdefault(key, StateSizeLine(*key, is_cache=row["model"] in CACHES, points=[]))
+        if row["mean"] is not None:
+            model, layers = row["model"], row["layers"]
+            line = lines.setdefault((model, layers), StateSizeLine(model, layers, has_cache(model), points=[]))
             scores = [score for name in row["names"] if (score := record["runs"][name].get("best")) is not None]
             line.points.append(StateSizePoint(row["state"], scores, row["mean"]))
-    order = {model: place for place, model in enumerate(MODELS)}
+    order = {model: place for place, model in enumerate(CATALOGUE)}
     return sorted(lines.values(), key=lambda line: order.get(line.model, len(order)))
 
 
-def draw_accuracy(record: dict[str, Any], out: Path) -> list[Path]:
+def draw_accuracy(record: Record[RecallRow], out: Path, title: str, plateau: Plateau | None) -> list[Path]:
     """Test accuracy against steps, a panel for each model width."""
+    every = list(record["runs"].values())
+    runs = [run for run in every if not run.get("variant")] or every
     panels: dict[str, list[Learning]] = {}
-    runs = [run for run in record["runs"].values() if not run.get("variant")] or list(record["runs"].values())
     for width in sorted({run["hidden_size"] for run in runs}):
         members = [run for run in runs if run["hidden_size"] == width]
-        found: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
+        curves: dict[tuple[str, int], list[Curve]] = {}
         for run in members:
-            key = run["model"], run["num_layers"]
-            found.setdefault(key, []).append([tuple(point) for point in run["curve"]])
-        models = [Learning(*key, curves) for key, curves in found.items()]
-        recurrent = [run for run in members if run["model"] not in CACHES]
-        each = " a layer" if any(run["num_layers"] > 1 for run in recurrent) else ""
+            curves.setdefault((run["model"], run["num_layers"]), []).append(run.get("curve", []))
+        recurrent = [run for run in members if not has_cache(run["model"])]
+        each = " per layer" if any(run["num_layers"] > 1 for run in recurrent) else ""
         state = f", state {recurrent[0]['state'] // recurrent[0]['num_layers']:,}{each}" if recurrent else ""
-        panels[f"width {width}{state}"] = models
-    about = notes(record, runs)
-    if unfinished := sum(run.get("best") is None for run in runs):
-        about.append(f"{unfinished} of {len(runs)} runs are not finished")
-    return accuracy_curves(panels, MODELS, record.get("plateau"), title(record), out / "accuracy", about)
+        panels[f"width {width}{state}"] = [Learning(*key, found) for key, found in curves.items()]
+    return accuracy_curves(panels, LOOKS, plateau, about(record, runs, title), out / "accuracy")
 
 
-def notes(record: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[str]:
-    """The size of the task, how long models were trained, and what was tried for one of them alone."""
+def about(record: Record[RecallRow], runs: Sequence[RunRecord], title: str) -> About:
+    """The caption of a figure of some runs: the task and the training budget."""
     models = {run["model"] for run in runs}
-    told = [f"vocabulary {record['task']['vocab_size']:,}", *lengths(runs, "examples")]
-    return [*told, EXPLORED] if "temporal-swila" in models and len(models) > 1 else told
+    training = [*lengths(runs, "examples"), *trials(runs)]
+    if unfinished := sum("best" not in run for run in runs):
+        training.append(f"{unfinished} of {len(runs)} runs are unfinished")
+    if TUNED in models and len(models) > 1:
+        training.append(EXPLORED)
+    return About(title, task(record), training)
 
 
-def title(record: dict[str, Any]) -> str:
-    """The task, in a few words."""
-    task = record["task"]
-    if "num_contexts" in task:
-        return f"CDAR: {task['num_contexts']} contexts of {task['num_keys']} keys, length {task['length']:,}"
-    return f"MQAR: {task['num_pairs']} pairs, length {task['length']:,}"
+def task(record: Record[RecallRow]) -> list[str]:
+    """Size of the task in words, beside what the title says."""
+    return [f"vocabulary of {record['task']['vocab_size']:,} tokens", "accuracy on held-out test examples"]

@@ -1,50 +1,81 @@
-"""Figure 2b of the paper, accuracy against the number of training automata; and how the models got there."""
+"""Figures of RegBench: accuracy against the number of training automata (figure 2b), and learning curves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from swila.experiments.experiment import lengths
-from swila.experiments.regbench.runs import MODELS
-from swila.plots import progress_figure, sample_efficiency
+from swila.experiments.catalogue import LOOKS
+from swila.experiments.record import Record, RunRecord, lengths, trials
+from swila.experiments.regbench.summary import RegBenchRow
+from swila.plots import About, Curve, progress_figure, sample_efficiency
 
 
-def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
-    """Accuracy, total variation, and validation accuracy over the epochs."""
-    curves: dict[str, dict[str, dict[int, list[float]]]] = {"accuracy": {}, "tv": {}}
+def draw(record: Record[RegBenchRow], out: Path, directory: Path | None = None) -> list[list[Path]]:
+    """Draw accuracy, total variation, and validation accuracy over the epochs."""
+    accuracy: dict[str, dict[int, list[float]]] = {}
+    distance: dict[str, dict[int, list[float]]] = {}
     for row in record["rows"]:
-        curves["accuracy"].setdefault(row["model"], {})[row["train_examples"]] = row["scores"]
-        curves["tv"].setdefault(row["model"], {})[row["train_examples"]] = [test["tv"] for test in row["tests"]]
-    lines = {metric: {name: found[metric] for name, found in record["yardsticks"].items()} for metric in curves}
-    panels: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
-    shown = {name for row in record["rows"] for name in (*row["chosen"], *row["unfinished"])}
-    runs = [run for name, run in record["runs"].items() if name in shown and run["curve"]]
-    latest = max((epoch for row in record["rows"] for epoch in row["best_epochs"]), default=0)
-    for run in sorted(runs, key=lambda run: run["train_examples"]):
-        panel = panels.setdefault(f"{run['train_examples']:,} automata", {})
-        epochs = [(step / run["steps_per_epoch"], score) for step, score in run["curve"]]
-        if latest:  # what follows the chosen weights is the same everywhere: training data are learnt by heart
-            epochs = [(epoch, score) for epoch, score in epochs if epoch <= 3 * latest]
-        panel.setdefault(run["model"], []).append(epochs)
-    about = notes(record, [run for name, run in record["runs"].items() if name in shown])
-    tv = "total variation", "lower"
+        accuracy.setdefault(row["model"], {})[row["train_examples"]] = row["scores"]
+        distance.setdefault(row["model"], {})[row["train_examples"]] = [test["tv"] for test in row["tests"]]
+    yardsticks = record["yardsticks"]
+    names = {name for row in record["rows"] for name in (*row["chosen"], *row["unfinished"])}
+    shown = [run for name, run in record["runs"].items() if name in names]
     return [
-        sample_efficiency(curves["accuracy"], MODELS, lines["accuracy"], "RegBench", out / "accuracy", notes=about),
-        sample_efficiency(curves["tv"], MODELS, lines["tv"], "RegBench", out / "total-variation", *tv, notes=about),
+        sample_efficiency(
+            accuracy,
+            LOOKS,
+            {name: found["accuracy"] for name, found in yardsticks.items()},
+            about(record, shown, "RegBench"),
+            out / "accuracy",
+        ),
+        sample_efficiency(
+            distance,
+            LOOKS,
+            {name: found["tv"] for name, found in yardsticks.items()},
+            about(record, shown, "RegBench: distance from the automaton's next-symbol distribution"),
+            out / "total-variation",
+            score="total variation",
+            better="lower",
+        ),
         progress_figure(
-            panels, MODELS, "epochs", "validation accuracy", "RegBench: training", out / "progress", notes=about
+            _curves(record, shown),
+            LOOKS,
+            "epochs",
+            "validation accuracy",
+            about(record, shown, "RegBench: training"),
+            out / "progress",
         ),
     ]
 
 
-def notes(record: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[str]:
-    """The size of task and models, how long they were trained, and how many runs ended before."""
+def _curves(record: Record[RegBenchRow], runs: Sequence[RunRecord]) -> dict[str, dict[str, list[Curve]]]:
+    """Curves by training set and model, up to three times the latest epoch whose weights were chosen.
+
+    What follows is the same for all models: they overfit.
+    """
+    latest = max((epoch for row in record["rows"] for epoch in row["best_epochs"]), default=0)
+    panels: dict[str, dict[str, list[Curve]]] = {}
+    for run in sorted(runs, key=lambda run: run["train_examples"]):
+        epochs = [(step / run["steps_per_epoch"], score) for step, score in run.get("curve", [])]
+        kept = [(epoch, score) for epoch, score in epochs if not latest or epoch <= 3 * latest]
+        if kept:
+            panel = panels.setdefault(f"{run['train_examples']:,} automata", {})
+            panel.setdefault(run["model"], []).append(kept)
+    return panels
+
+
+def about(record: Record[RegBenchRow], runs: Sequence[RunRecord], title: str) -> About:
+    """The caption of a figure of some runs: the task and the training budget."""
     task, sizes = record["task"], {(run["num_layers"], run["hidden_size"]) for run in runs}
-    ranges = (f"{what} {'–'.join(map(str, task[what]))}" for what in ("states", "alphabet"))
-    told = [", ".join(ranges), *(f"{layers} layers of width {width}" for layers, width in sorted(sizes))]
-    told += lengths(runs, "automata")[-1:]
+    low, high = ({what: task[what][end] for what in ("states", "alphabet")} for end in (0, 1))
+    size = [
+        f"automata of {low['states']}–{high['states']} states and {low['alphabet']}–{high['alphabet']} symbols",
+        "accuracy: share of predictions that the automaton allows, on automata held out",
+    ]
+    training = [f"{layers} layers of width {width}" for layers, width in sorted(sizes)]
+    training += [*(f"up to {length}" for length in lengths(runs, "automata")[-1:]), *trials(runs)]
+    training.append("learning rate and weights chosen by validation loss")
     if early := sum(run["status"] == "stopped" for run in runs):
-        told.append(f"{early} of {len(runs)} runs ended before, without a lower validation loss for some epochs")
-    return told
+        training.append(f"{early} of {len(runs)} runs stopped early, without a lower validation loss for some epochs")
+    return About(title, size, training)

@@ -1,26 +1,37 @@
-"""Figures 1C and S1 of the paper: R² against state size, and against parameters."""
+"""Figures of softmax regression (figures 1C and S1): R² against state size, and against parameters."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from swila.experiments.experiment import lengths
-from swila.experiments.softmax_regression.runs import MODELS
-from swila.plots import Point, budget_figure
+from swila.experiments.catalogue import LOOKS
+from swila.experiments.record import Record, lengths, trials
+from swila.experiments.softmax_regression.summary import RegressionRow
+from swila.plots import About, Point, budget_figure
 
 
-def draw(record: dict[str, Any], out: Path, directory: Path | None = None) -> list[list[Path]]:
-    """Figure 1C (state size, the best configuration of each budget) and S1 (all of them, and parameters)."""
+def draw(record: Record[RegressionRow], out: Path, directory: Path | None = None) -> list[list[Path]]:
+    """Draw figure 1C (the best configuration of each state size) and S1 (all configurations, and parameters)."""
     points = [
         Point(row["model"], row["size"], row["state"], row["parameters"], row["scores"], row["best_of_budget"])
         for row in record["rows"]
     ]
-    task = record["task"]
-    title = "Approximating softmax attention"
-    notes = [f"{task['dim']} dims, length {task['length']:,}", *lengths(record["runs"].values(), "sequences")]
-    notes.append("configuration and learning rate chosen by validation loss")
+    shown = about(record)
     return [
-        budget_figure(points, MODELS, title, out / "state-size", parameters=False, notes=notes),
-        budget_figure(points, MODELS, title, out / "all-configurations", notes=notes),
+        budget_figure(points, LOOKS, shown, out / "state-size", parameters=False, reference="attention"),
+        budget_figure(points, LOOKS, shown, out / "all-configurations", reference="attention"),
     ]
+
+
+def about(record: Record[RegressionRow]) -> About:
+    """The caption of the figures: the task and the training budget."""
+    task, runs = record["task"], record["runs"].values()
+    return About(
+        "Approximating softmax attention",
+        [f"sequences of {task['length']:,} tokens with {task['dim']} dims", "R² on held-out test sequences"],
+        [
+            *lengths(runs, "sequences"),
+            *trials(runs),
+            "configuration and learning rate chosen by validation loss",
+        ],
+    )
