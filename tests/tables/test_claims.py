@@ -14,11 +14,11 @@ from tools.tables.softmax_regression import balanced, regression_claims
 from tools.tables.wording import listed, not_decided, standing, yes
 
 from swila.environment import environment
-from swila.experiments.experiment import lengths
-from swila.experiments.recall.runs import summarize
-from swila.experiments.regbench.figures import notes as regbench_notes
+from swila.experiments.recall.summary import summarize
+from swila.experiments.record import lengths
+from swila.experiments.regbench.figures import about as regbench_about
 from swila.experiments.softmax_regression import figures as softmax_regression_figures
-from swila.experiments.softmax_regression.runs import summarize as summarize_regression
+from swila.experiments.softmax_regression.summary import summarize as summarize_regression
 
 ROOT = Path(__file__).parents[2]
 PAPER_RATES = (3.16e-4, 1e-3, 3.16e-3, 1e-2)
@@ -455,7 +455,7 @@ def test_the_end():
     assert about(changed(attention_40000=0.9), END).startswith("**no**")
     assert about(changed(attention_40000=(0.95, 1)), END).startswith("yes, with one seed, no spread known")
     less = changed(attention_40000=None, attention_2500=0.9)
-    assert about(less, END).startswith("not decided, with 2,500 automata at most for the Transformer")
+    assert about(less, END).startswith("not decided, with 2,500 automata at most for softmax attention")
     small = {model: {1000: sizes[1000], 2500: sizes[40_000]} for model, sizes in PFAS.items()}
     assert about(regbench_claims(regbench(small)), END).startswith("not decided, with 2,500"), (
         "the best, but not the end"
@@ -496,20 +496,25 @@ def test_how_long_and_on_how_much_runs_were_trained():
 def test_figures_of_regbench_carry_sizes_and_epochs():
     record = json.loads((ROOT / "results/regbench.json").read_text())
     runs = list(record["runs"].values())
-    found = regbench_notes(record, runs)
-    assert found[:3] == ["states 4–12, alphabet 4–18", "8 layers of width 256", "200 epochs"]
+    found = regbench_about(record, runs, "RegBench")
+    assert found.task[0] == "automata of 4–12 states and 4–18 symbols"
+    assert found.training[:3] == ["8 layers of width 256", "up to 200 epochs", "learning rate 0.00025"]
     stopped = sum(run["status"] == "stopped" for run in runs)
-    assert found[3].startswith(f"{stopped} of {len(runs)} runs ended before")
-    assert len(regbench_notes(record, [run | {"status": "finished"} for run in runs])) == 3
+    assert found.training[-1].startswith(f"{stopped} of {len(runs)} runs stopped early")
+    finished = regbench_about(record, [run | {"status": "finished"} for run in runs], "RegBench")
+    assert finished.training == found.training[:-1]
 
 
 def test_figures_of_regression_carry_sizes_and_epochs(monkeypatch, tmp_path):
     record = json.loads((ROOT / "results/softmax-regression.json").read_text())
     seen = []
-    monkeypatch.setattr(softmax_regression_figures, "budget_figure", lambda *_, notes, **__: seen.append(notes))
+    monkeypatch.setattr(softmax_regression_figures, "budget_figure", lambda *given, **_: seen.append(given[2]))
     softmax_regression_figures.draw(record, tmp_path)
-    sizes = ["32 dims, length 512", "65,536 training sequences", "10 epochs"]
-    assert seen == 2 * [[*sizes, "configuration and learning rate chosen by validation loss"]]
+    for about in seen:
+        assert about.task[0] == "sequences of 512 tokens with 32 dims"
+        assert about.training[:2] == ["65,536 training sequences", "10 epochs"]
+        assert about.training[-1] == "configuration and learning rate chosen by validation loss"
+    assert len(seen) == 2
 
 
 # The documents

@@ -10,7 +10,9 @@ from tools.tables.conditions import conditions, under_which
 from tools.tables.markdown import markdown
 from tools.tables.wording import of_seeds
 
-from swila.experiments.recall.runs import CACHES, MODELS, headline
+from swila.experiments.catalogue import CATALOGUE, has_cache
+from swila.experiments.catalogue import title as model_name
+from swila.experiments.recall.summary import headline
 
 NEAR_PERFECT = 0.95
 
@@ -52,13 +54,13 @@ def _later(record: dict[str, Any]) -> str:
 
 def recall_table(record: dict[str, Any]) -> str:
     """Markdown for the results at the paper's size: a row for each model and depth, a column for each width."""
-    rows = headline(record["rows"])
+    rows: list[Any] = headline(record["rows"])
     widths = sorted({row["hidden_size"] for row in rows})
-    states = {row["hidden_size"]: row["state"] for row in rows if row["model"] not in CACHES and row["layers"] == 1}
+    states = {row["hidden_size"]: row["state"] for row in rows if not has_cache(row["model"]) and row["layers"] == 1}
     headings = [f"d {width}" + (f", {power(states[width])}" if width in states else "") for width in widths]
     found = {(row["model"], row["layers"], row["hidden_size"]): row for row in rows}
     lines = []
-    for model in dict.fromkeys([*MODELS, *(row["model"] for row in rows)]):
+    for model in dict.fromkeys([*CATALOGUE, *(row["model"] for row in rows)]):
         for layers in sorted({layers for kind, layers, _ in found if kind == model}):
             cells = [_cell(found.get((model, layers, width)), record["runs"]) for width in widths]
             lines.append((model_name(model), str(layers), *cells))
@@ -92,7 +94,7 @@ def settings_table(record: dict[str, Any]) -> str:
 
 def rates_table(record: dict[str, Any]) -> str:
     """Markdown for what each learning rate came to: a row for each model and size that has several."""
-    rows = [row for row in headline(record["rows"]) if len(row["lrs"]) > 1]
+    rows: list[Any] = [row for row in headline(record["rows"]) if len(row["lrs"]) > 1]
     rates = sorted({rate for row in rows for rate in row["lrs"]})
     lines = []
     for row in rows:
@@ -124,7 +126,7 @@ def power(state: int) -> str:
 def _cell(row: dict[str, Any] | None, runs: dict[str, Any]) -> str:
     if row is None:
         return ""
-    cache = f", cache {power(row['state'])}" if row["model"] in CACHES else ""
+    cache = f", cache {power(row['state'])}" if has_cache(row["model"]) else ""
     if row["best"] is None:
         begun = [runs[name]["curve"][-1] for name in row["unfinished"] if runs[name]["curve"]]
         if not begun:
@@ -139,7 +141,7 @@ def _cell(row: dict[str, Any] | None, runs: dict[str, Any]) -> str:
 
 
 def _size(row: dict[str, Any]) -> str:
-    state = "cache" if row["model"] in CACHES else "state"
+    state = "cache" if has_cache(row["model"]) else "state"
     return f"d {row['hidden_size']}{depth(row)}, {state} {power(row['state'])}"
 
 
@@ -150,8 +152,3 @@ def _setting(found: dict[str, Any]) -> str:
 def depth(row: dict[str, Any]) -> str:
     """`` (2 layers)``, or nothing for one."""
     return "" if row["layers"] == 1 else f" ({row['layers']} layers)"
-
-
-def model_name(model: str) -> str:
-    """How a model is called."""
-    return MODELS.get(model, model)

@@ -8,11 +8,13 @@ from typing import Any
 
 from tools.tables.effort import Effort, below, effort, is_over, less_tried
 from tools.tables.markdown import markdown
-from tools.tables.recall import NEAR_PERFECT, depth, model_name, power
+from tools.tables.recall import NEAR_PERFECT, depth, power
 from tools.tables.wording import CLAIM, NO, NOT_RUN, listed, not_decided, yes
 
+from swila.experiments.catalogue import has_cache
+from swila.experiments.catalogue import title as model_name
 from swila.experiments.cdar.presets import PRESETS
-from swila.experiments.recall.runs import CACHES, headline, mean_over_rates
+from swila.experiments.recall.summary import headline, mean_over_rates
 
 TARGET, STATE = "temporal-swila", 4096
 PAPER = PRESETS["paper"]
@@ -35,8 +37,8 @@ def recall_claims(
         settings: runs with other values of the open points. Where only one side of a comparison was explored so, that
             is a reservation.
     """
-    rows = [row for row in headline(record["rows"]) if row["best"] is not None]
-    recurrent = [row for row in rows if row["model"] not in CACHES]
+    rows: list[Any] = [row for row in headline(record["rows"]) if row["best"] is not None]
+    recurrent = [row for row in rows if not has_cache(row["model"])]
     single = [row for row in recurrent if row["layers"] == 1]
     runs = record["runs"]
     explored = {run["model"] for run in settings["runs"].values() if run.get("variant")} if settings else set()

@@ -10,7 +10,8 @@ from tools.tables.effort import effort, less_tried
 from tools.tables.markdown import markdown
 from tools.tables.wording import CLAIM, NO, NOT_RUN, not_decided, of_seeds, standing, yes
 
-from swila.experiments import regbench
+from swila.experiments.catalogue import title
+from swila.experiments.regbench.runs import MODELS
 
 FEW, MANY = 1_000, 40_000  # the paper's fewest and most training automata
 SIMILAR = 0.02
@@ -20,11 +21,12 @@ def regbench_table(record: dict[str, Any]) -> str:
     """Markdown for the results of ``swila run regbench``: a row for each model, a column for each training set."""
     sizes = sorted({row["train_examples"] for row in record["rows"]})
     rows = []
-    for model, name in regbench.MODELS.items():
+    for model in MODELS:
         found = {row["train_examples"]: row for row in record["rows"] if row["model"] == model}
         if found:
             parameters = next(iter(found.values()))["parameters"]
-            rows.append((name, f"{parameters:,}", *(_accuracy(found.get(size), record["runs"]) for size in sizes)))
+            cells = (_accuracy(found.get(size), record["runs"]) for size in sizes)
+            rows.append((title(model), f"{parameters:,}", *cells))
     for name, score in record["yardsticks"].items():
         rows.append((f"*{name}*", "", *[f"*{score['accuracy']:.3f}*, TV *{score['tv']:.3f}*"] * len(sizes)))
     return markdown(
@@ -70,12 +72,12 @@ def _few(rows: Rows, runs: dict[str, dict[str, Any]]) -> str:
         return NOT_RUN
     told = []
     for model in ("temporal-swila", "dn-mom"):
-        row, name = rows.get((model, FEW)), regbench.MODELS[model]
+        row, name = rows.get((model, FEW)), title(model)
         found = NOT_RUN if row is None else f"{_against(row, transformer, runs)}, {of_seeds(row['scores'])}"
         told.append(f"{name} {found}")
-    told.append(f"Transformer {of_seeds(transformer['scores'])}")
+    told.append(f"{title('attention')} {of_seeds(transformer['scores'])}")
     others = [
-        f"{regbench.MODELS[model]} {of_seeds(row['scores'])}"
+        f"{title(model)} {of_seeds(row['scores'])}"
         for (model, size), row in rows.items()
         if size == FEW and model not in ("temporal-swila", "dn-mom", "attention")
     ]
@@ -95,21 +97,22 @@ def _against(row: dict[str, Any], baseline: dict[str, Any], runs: dict[str, dict
         )
         for each in (row, baseline)
     )
-    return yes(reservations + less_tried(regbench.MODELS[row["model"]], ours, [theirs]))
+    return yes(reservations + less_tried(title(row["model"]), ours, [theirs]))
 
 
 def _in_the_end(rows: Rows) -> str:
     transformer = {size: row for (model, size), row in sorted(rows.items()) if model == "attention"}
     if not transformer:
         return NOT_RUN
-    told = "Transformer " + ", ".join(f"{row['mean']:.3f} with {size:,}" for size, row in transformer.items())
+    told = f"{title('attention')} " + ", ".join(f"{row['mean']:.3f} with {size:,}" for size, row in transformer.items())
     largest = max(transformer)
     others = {model: row for (model, size), row in rows.items() if size == largest and model != "attention"}
     if others:
         name, best = max(others.items(), key=lambda item: item[1]["mean"])
-        told += f"; next to it with {largest:,} {regbench.MODELS[name]} {best['mean']:.3f}"
+        told += f"; next to it with {largest:,} {title(name)} {best['mean']:.3f}"
     if largest < MANY or min(transformer) == largest or not others:
-        return f"{not_decided([f'{largest:,} automata at most for the Transformer'])}: {told}"
+        fewer = f"{largest:,} automata at most for {title('attention')}"
+        return f"{not_decided([fewer])}: {told}"
     how = [standing(transformer[largest], row) for row in others.values()]
     if set(how) & {"overlap", "not above"}:
         return f"{NO}: {told}"
@@ -119,9 +122,7 @@ def _in_the_end(rows: Rows) -> str:
 def _at_scale(rows: Rows) -> str:
     largest = max((size for _, size in rows), default=0)
     means = {model: row["mean"] for (model, size), row in rows.items() if size == largest}
-    told = f"with {largest:,}: " + ", ".join(
-        f"{name} {means[model]:.3f}" for model, name in regbench.MODELS.items() if model in means
-    )
+    told = f"with {largest:,}: " + ", ".join(f"{title(model)} {means[model]:.3f}" for model in MODELS if model in means)
     if largest < MANY or not {"deltanet", "attention"} <= means.keys():
         return f"{NOT_RUN} at that scale; {told}"
     best = max(means.values())
