@@ -13,7 +13,7 @@ from swila.experiments.loop import Objective, Regression
 from swila.experiments.softmax_regression.presets import PRESETS, Preset
 from swila.experiments.training_run import Kind, TrainingRun
 from swila.models import RegressionModel, RegressionModelConfig
-from swila.tasks import Rows, SoftmaxRegression
+from swila.tasks import ExampleTensors, SoftmaxRegression
 
 MODELS = select("swila", "deltanet", "attention")
 MOST_MIXTURES = 16
@@ -23,7 +23,7 @@ def _objective(task: SoftmaxRegression) -> Objective:
     return Regression()
 
 
-def _examples_on_device(task: SoftmaxRegression, count: int, split: str, seed: int, device: str) -> Rows:
+def _examples_on_device(task: SoftmaxRegression, count: int, split: str, seed: int, device: str) -> ExampleTensors:
     return task.examples(count, split, seed, device)
 
 
