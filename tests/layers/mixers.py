@@ -56,3 +56,8 @@ def random(*shape, seed=0):
     """Normal numbers in float64, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(torch.get_default_device())
+
+
+def tokens(B, T, seed=0):
+    """Hidden states ``[B, T, HIDDEN]``."""
+    return random(B, T, HIDDEN, seed=seed)

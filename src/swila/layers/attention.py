@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from swila.layers import fla
 from swila.layers.cache import LayerState, Shape
+from swila.layers.checks import check_counts, check_flags, check_numbers
 from swila.layers.context import CallContext
-from swila.layers.mixer import SequenceMixer
 from swila.layers.norms import rms_norm
-from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
+from swila.layers.options import AttentionOptions, SharedOptions, forwards
 from swila.layers.packing import Sequences, sequences
-from swila.layers.short_conv import ShortConvolution, carried_shapes, convolve, convolves
+from swila.layers.qkv import QKVMixer
 
 
 def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
@@ -29,27 +29,24 @@ def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
-class Attention(SequenceMixer):
+class Attention(QKVMixer):
     """Causal softmax attention, by torch's ``scaled_dot_product_attention``.
 
     Args:
-        hidden_size: width of the input and the output.
-        num_heads: query heads.
-        num_kv_heads: heads of keys and values; by default as many.
-        head_dim: dims of a head; by default ``hidden_size / num_heads``.
-        rope_theta: base of the rotary positions; None for no positions.
-        qkv_bias: whether the projections of q, k and v have a bias.
-        out_bias: whether the output projection has one.
-        qk_norm: whether q and k get an RMSNorm per head.
-        use_output_gate: whether the output is multiplied by ``sigmoid(W x)``.
-        use_short_conv: whether q, k and v pass a short convolution (without activation).
-        conv_size: its width.
-        conv_bias: whether it has a bias.
-        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
-        norm_eps: of ``qk_norm``.
-        layer_idx: the layer's place in the model, and in a cache that layers share.
+        hidden_size: Width of the input and output.
+        num_heads: Number of query heads.
+        num_kv_heads: See :class:`~swila.layers.options.AttentionOptions`.
+        head_dim: See :class:`~swila.layers.options.AttentionOptions`.
+        rope_theta: Base of the rotary position embedding; None for no positions.
+        qkv_bias: See :class:`~swila.layers.options.AttentionOptions`.
+        out_bias: Whether the output projection has a bias.
+        qk_norm: See :class:`~swila.layers.options.AttentionOptions`.
+        use_output_gate: See :class:`~swila.layers.options.AttentionOptions`.
+        use_short_conv: See :class:`~swila.layers.options.AttentionOptions`.
+        shared: See :class:`~swila.layers.options.SharedOptions`.
     """
 
+    @forwards(SharedOptions, to=QKVMixer)
     def __init__(
         self,
         hidden_size: int,
@@ -62,24 +59,11 @@ class Attention(SequenceMixer):
         qk_norm: bool = False,
         use_output_gate: bool = False,
         use_short_conv: bool = False,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        conv_on: Literal["qkv", "input"] = "qkv",
-        norm_eps: float = 1e-5,
-        layer_idx: int | None = None,
+        **shared: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(hidden_size, layer_idx)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_counts(num_heads=num_heads, num_kv_heads=num_kv_heads, conv_size=conv_size)
-        check_flags(
-            qkv_bias=qkv_bias,
-            out_bias=out_bias,
-            qk_norm=qk_norm,
-            use_output_gate=use_output_gate,
-            use_short_conv=use_short_conv,
-            conv_bias=conv_bias,
-        )
-        check_weights(norm_eps=norm_eps)
+        check_counts(hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        check_flags(out_bias=out_bias, qk_norm=qk_norm, use_output_gate=use_output_gate)
         if head_dim is not None:
             check_counts(head_dim=head_dim)
         if rope_theta is not None:
@@ -93,33 +77,27 @@ class Attention(SequenceMixer):
         D = hidden_size // num_heads if head_dim is None else head_dim
         if rope_theta is not None and D % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {D}; or set rope_theta=None")
+        kv_dim = num_kv_heads * D
+        super().__init__(
+            hidden_size,
+            num_heads * D,
+            kv_dim,
+            kv_dim,
+            activation=None,
+            qkv_bias=qkv_bias,
+            use_short_conv=use_short_conv,
+            **shared,
+        )
         self.num_heads, self.num_kv_heads, self.head_dim, self.rope_theta = num_heads, num_kv_heads, D, rope_theta
-        self.q_proj = nn.Linear(hidden_size, num_heads * D, bias=qkv_bias)
-        self.k_proj = nn.Linear(hidden_size, num_kv_heads * D, bias=qkv_bias)
-        self.v_proj = nn.Linear(hidden_size, num_kv_heads * D, bias=qkv_bias)
-        self.use_short_conv = use_short_conv
-        self.convolves = convolves(use_short_conv, conv_on)
-        if self.convolves == "input":
-            self.input_conv1d = ShortConvolution(hidden_size, conv_size, conv_bias, activation=None)
-        elif self.convolves == "qkv":
-            self.q_conv1d = ShortConvolution(num_heads * D, conv_size, conv_bias, activation=None)
-            self.k_conv1d = ShortConvolution(num_kv_heads * D, conv_size, conv_bias, activation=None)
-            self.v_conv1d = ShortConvolution(num_kv_heads * D, conv_size, conv_bias, activation=None)
-        self.q_norm = nn.RMSNorm(D, eps=norm_eps) if qk_norm else None
-        self.k_norm = nn.RMSNorm(D, eps=norm_eps) if qk_norm else None
+        self.q_norm = nn.RMSNorm(D, eps=self.norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(D, eps=self.norm_eps) if qk_norm else None
         self.g_proj = nn.Linear(hidden_size, num_heads * D, bias=False) if use_output_gate else None
         self.o_proj = nn.Linear(num_heads * D, hidden_size, bias=out_bias)
 
     def mix(self, x: Tensor, past: LayerState | None, context: CallContext) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
-        conv_state = past.get("conv_state")
-        if self.convolves == "input":
-            (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, context)
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.convolves == "qkv":
-            modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
-            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, context)
+        x, q, k, v, conv_state = self.project_qkv(x, past.get("conv_state"), context)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(self.q_norm, q), rms_norm(self.k_norm, k)
@@ -260,7 +238,7 @@ class Attention(SequenceMixer):
             return None
         token = (-1, self.num_kv_heads, self.head_dim)
         kept = (token, token, *((-1, *shape) for shape in extras), (-1,))
-        return {"recurrent_state": None, "attn_state": kept, "conv_state": carried_shapes(self)}
+        return {"recurrent_state": None, "attn_state": kept, "conv_state": self.conv_form()}
 
     def state_size(self, length: int = 1) -> int:
         """Keys and values of ``length`` tokens."""
@@ -273,57 +251,19 @@ class ForgettingAttention(Attention):
     From *Forgetting Transformer: Softmax Attention with a Forget Gate* (Lin et al., 2025), without positions.
 
     Args:
-        hidden_size: width of the input and the output.
-        num_heads: query heads.
-        num_kv_heads: heads of keys and values; by default as many.
-        head_dim: dims of a head; by default ``hidden_size / num_heads``.
-        qkv_bias: whether the projections of q, k and v have a bias.
-        qk_norm: whether q and k get an RMSNorm per head.
-        use_output_gate: whether the output is multiplied by ``sigmoid(W x)``.
-        use_short_conv: whether q, k and v pass a short convolution (without activation).
-        conv_size: its width.
-        conv_bias: whether it has a bias.
-        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
-        norm_eps: of ``qk_norm``.
-        layer_idx: the layer's place in the model, and in a cache that layers share.
-        backend: ``"torch"``, or ``"fla"`` for flash-linear-attention's kernel (calls without a cache).
+        hidden_size: Width of the input and output.
+        num_heads: Number of query heads.
+        backend: ``"torch"``, or ``"fla"`` for the kernel of flash-linear-attention in calls without a cache.
+        shared: See :class:`~swila.layers.options.AttentionOptions`; ``help`` lists them under ``__init__``.
     """
 
+    @forwards(AttentionOptions, to=Attention)
     def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int = 8,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        qkv_bias: bool = False,
-        qk_norm: bool = False,
-        use_output_gate: bool = False,
-        use_short_conv: bool = False,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        conv_on: Literal["qkv", "input"] = "qkv",
-        norm_eps: float = 1e-5,
-        layer_idx: int | None = None,
-        backend: str = "torch",
+        self, hidden_size: int, num_heads: int = 8, backend: str = "torch", **shared: Unpack[AttentionOptions]
     ) -> None:
         if backend not in ("torch", "fla"):
             raise ValueError(f"backend must be 'torch' or 'fla', got {backend!r}")
-        super().__init__(
-            hidden_size,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            rope_theta=None,
-            qkv_bias=qkv_bias,
-            qk_norm=qk_norm,
-            use_output_gate=use_output_gate,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            conv_on=conv_on,
-            norm_eps=norm_eps,
-            layer_idx=layer_idx,
-        )
+        super().__init__(hidden_size, num_heads, rope_theta=None, **shared)
         self.backend = backend
         self.f_proj = nn.Linear(hidden_size, num_heads, bias=True)
 

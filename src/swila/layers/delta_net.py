@@ -5,15 +5,16 @@ There is no scale on q in any of them: the norm of the output undoes it.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 from torch import Tensor, nn
 
 from swila.layers.cache import Shape
+from swila.layers.checks import check_flags
 from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
-from swila.layers.options import check_flags
+from swila.layers.options import RecurrentOptions, forwards
 from swila.layers.recurrent import RecurrentMixer, head_dims
 
 
@@ -24,41 +25,25 @@ class DeltaRuleMixer(RecurrentMixer):
     gates_output: ClassVar[bool] = False
     steps_in_place = True
 
+    @forwards(RecurrentOptions, to=RecurrentMixer)
     def __init__(
         self,
         hidden_size: int,
         num_heads: int = 8,
-        head_dim: int | None = None,
-        expand_k: float | None = None,
-        expand_v: float | None = None,
         use_output_gate: bool | None = None,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        conv_on: Literal["qkv", "input"] = "qkv",
-        norm_eps: float = 1e-5,
-        layer_idx: int | None = None,
-        backend: str = "auto",
+        **shared: Unpack[RecurrentOptions],
     ) -> None:
         """Make the layer.
 
         Args:
-            hidden_size: width of the input and the output.
-            num_heads: heads H.
-            head_dim: key and value dims of a head; or else
-            expand_k: width of all heads' keys relative to ``hidden_size`` (default 1), and
-            expand_v: the same for values.
-            use_output_gate: whether the normalised output is multiplied by a gate, ``silu(W x)`` (KDA: a sigmoid of
-                rank V); by default as in the layer's paper: DeltaNet has none, the others have one.
-            use_short_conv: whether q, k and v pass a short convolution.
-            conv_size: its width.
-            conv_bias: whether it has a bias.
-            conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
-            norm_eps: of the output's RMSNorm.
-            layer_idx: the layer's place in the model, and in a cache that layers share.
-            backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
+            hidden_size: Width of the input and output.
+            num_heads: Number of heads, H.
+            use_output_gate: Whether to multiply the normalised output by a gate, ``silu(W x)`` (KDA: a sigmoid of
+                rank V). Default: as in the layer's paper; DeltaNet has no gate, the others have one.
+            **shared: The options below.
         """
-        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
+        head_dim, expand_k, expand_v = shared.get("head_dim"), shared.get("expand_k"), shared.get("expand_v")
+        _, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
         if use_output_gate is not None:
             check_flags(use_output_gate=use_output_gate)
         by_key = self.decays == "key"
@@ -66,23 +51,15 @@ class DeltaRuleMixer(RecurrentMixer):
         super().__init__(
             hidden_size,
             num_heads,
-            K,
-            V,
             output_gate=(f"low-rank:{V}" if by_key else "linear") if gated else None,
             output_gate_activation="sigmoid" if by_key else "silu",
             output_gate_bias=by_key,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            conv_on=conv_on,
-            norm_eps=norm_eps,
-            layer_idx=layer_idx,
-            backend=backend,
+            **shared,
         )
         self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.decay: DecayGate | None = None
         if by_key:
-            self.decay = DecayGate(hidden_size, num_heads, K, f"low-rank:{V}")
+            self.decay = DecayGate(hidden_size, num_heads, self.head_k_dim, f"low-rank:{V}")
         elif self.decays == "head":
             self.decay = DecayGate(hidden_size, num_heads, slowest=0.0)
 

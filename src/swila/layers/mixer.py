@@ -20,9 +20,9 @@ from swila.layers.cache import (
     merge_rows,
     select_rows,
 )
+from swila.layers.checks import check_counts
 from swila.layers.context import CallContext, rows_like
 from swila.layers.last_call import LastCall
-from swila.layers.options import check_counts
 from swila.layers.packing import check_packing, pack
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers.cache import Shape
+from swila.layers.checks import check_counts, check_flags, check_weights
 from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
 from swila.layers.delta_rule import delta_rule
-from swila.layers.options import check_counts, check_flags, check_weights
-from swila.layers.recurrent import RecurrentMixer, head_dims
+from swila.layers.options import RecurrentOptions, forwards
+from swila.layers.recurrent import RecurrentMixer
 
 
 class MixtureOfMemories(RecurrentMixer):
@@ -33,69 +34,43 @@ class MixtureOfMemories(RecurrentMixer):
     tokens and other samples in); with a decay, its bias is per memory.
 
     Args:
-        hidden_size: width of the input and the output.
-        num_heads: heads H of each memory.
-        head_dim: key and value dims of a head; or else
-        expand_k: width of all heads' keys relative to ``hidden_size`` (default 1), and
-        expand_v: the same for values.
-        num_memories: routed memories M.
-        top_k: how many of them a token uses.
-        shared_memory: whether there is one more that every token uses, added unweighted.
-        decay: whether memories decay, as in Gated DeltaNet (GDN-MoM); otherwise DN-MoM.
-        use_output_gate: whether the normalised output is multiplied by ``silu(W x)``.
-        use_short_conv: whether q, k and v pass a short convolution.
-        conv_size: its width.
-        conv_bias: whether it has a bias.
-        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
-        norm_eps: of the output's RMSNorm.
-        balance_scale: weight of the load-balancing loss in training.
-        layer_idx: the layer's place in the model, and in a cache that layers share.
-        backend: of :func:`swila.switching_delta_rule`, or ``"fla"`` for flash-linear-attention's kernels.
+        hidden_size: Width of the input and output.
+        num_heads: Number of heads of each memory, H.
+        num_memories: Number of routed memories, M.
+        top_k: Number of routed memories that a token uses.
+        shared_memory: Whether to add a memory that every token uses, with weight 1.
+        decay: Whether memories decay, as in Gated DeltaNet (GDN-MoM); otherwise DN-MoM.
+        use_output_gate: Whether to multiply the normalised output by ``silu(W x)``.
+        balance_scale: Weight of the load-balancing loss in training.
+        shared: See :class:`~swila.layers.options.RecurrentOptions`; ``help`` lists them under ``__init__``.
     """
 
     steps_in_place = True
 
+    @forwards(RecurrentOptions, to=RecurrentMixer)
     def __init__(
         self,
         hidden_size: int,
         num_heads: int = 8,
-        head_dim: int | None = None,
-        expand_k: float | None = None,
-        expand_v: float | None = None,
         num_memories: int = 4,
         top_k: int = 2,
         shared_memory: bool = False,
         decay: bool = False,
         use_output_gate: bool = False,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        conv_on: Literal["qkv", "input"] = "qkv",
-        norm_eps: float = 1e-5,
         balance_scale: float = 0.01,
-        layer_idx: int | None = None,
-        backend: str = "auto",
+        **shared: Unpack[RecurrentOptions],
     ) -> None:
         check_counts(num_memories=num_memories, top_k=top_k)
         check_flags(shared_memory=shared_memory, decay=decay, use_output_gate=use_output_gate)
         check_weights(balance_scale=balance_scale)
         if not 1 <= top_k <= num_memories:
             raise ValueError(f"top_k must be between 1 and num_memories = {num_memories}, got {top_k}")
-        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
         super().__init__(
             hidden_size,
             num_heads,
-            K,
-            V,
             output_gate="linear" if use_output_gate else None,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            conv_on=conv_on,
-            norm_eps=norm_eps,
-            layer_idx=layer_idx,
-            backend=backend,
             streams=num_memories + shared_memory,
+            **shared,
         )
         self.num_memories, self.top_k, self.shared_memory = num_memories, top_k, shared_memory
         self.balance_scale = balance_scale

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers.cache import LayerState, Shape
+from swila.layers.checks import check_counts, check_numbers
 from swila.layers.context import CallContext
-from swila.layers.mixer import SequenceMixer
 from swila.layers.norms import l2_norm, rms_norm
-from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
+from swila.layers.options import SharedOptions, forwards
 from swila.layers.projection import make_projection
-from swila.layers.short_conv import ShortConvolution, carried_shapes, convolve, convolves
+from swila.layers.qkv import QKVMixer
 from swila.ops.backends import backend_names
 
 
 def head_dims(
-    hidden_size: int, num_heads: int, head_dim: int | None, expand_k: float | None, expand_v: float | None
+    hidden_size: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    expand_k: float | None = None,
+    expand_v: float | None = None,
+    default_expand: float = 1.0,
 ) -> tuple[int, int]:
-    """Key and value dims of a head, from ``head_dim`` or from the widths of all heads relative to ``hidden_size``."""
+    """Return the key and value dimensions of a head.
+
+    Args:
+        hidden_size: Width of the layer's input.
+        num_heads: Number of heads.
+        head_dim: Both dimensions, or None.
+        expand_k: Width of the keys of all heads together, relative to ``hidden_size``.
+        expand_v: Width of the values of all heads together, relative to ``hidden_size``.
+        default_expand: What ``expand_k`` and ``expand_v`` are where they are None.
+    """
     check_counts(hidden_size=hidden_size, num_heads=num_heads)
     if head_dim is not None:
         if expand_k is not None or expand_v is not None:
@@ -28,10 +42,10 @@ def head_dims(
         check_counts(head_dim=head_dim)
         return head_dim, head_dim
     widths = []
-    for name, expand in (("expand_k", expand_k), ("expand_v", expand_v)):
-        if expand is not None:
-            check_numbers(**{name: expand})
-        width = hidden_size * (1.0 if expand is None else expand) / num_heads
+    for name, given in (("expand_k", expand_k), ("expand_v", expand_v)):
+        expand = default_expand if given is None else given
+        check_numbers(**{name: expand})
+        width = hidden_size * expand / num_heads
         if width < 1 or width != int(width):
             raise ValueError(
                 f"{name} must make hidden_size * {name} a multiple of num_heads, "
@@ -41,83 +55,84 @@ def head_dims(
     return widths[0], widths[1]
 
 
-class RecurrentMixer(SequenceMixer):
+class RecurrentMixer(QKVMixer):
     """A layer with a matrix state per head.
 
-    ``q, k, v`` are linear in the input, then pass a short convolution and SiLU; q and k are brought to unit length. The
-    output of the recurrence gets an RMSNorm per head, optionally a gate, and a projection. A layer writes
-    :meth:`recur`.
+    ``q, k, v`` are linear in the input, followed by a short convolution and SiLU; q and k are normalised to unit
+    length. The output of the recurrence passes an RMSNorm per head, an optional gate, and a projection. A subclass
+    implements :meth:`recur`.
 
     Args:
-        hidden_size: width of the input and the output.
-        num_heads: heads H.
-        head_k_dim: key dims K of a head.
-        head_v_dim: value dims V of a head.
-        use_short_conv: whether q, k and v pass a short convolution.
-        conv_size: its width, 2 or 4 as a rule.
-        conv_bias: whether it has a bias.
-        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees, routers and
-            gates as well.
-        output_gate: None, or the kind of projection for a gate on the normalised output (``"linear"``,
-            ``"low-rank:RANK"``).
+        hidden_size: Width of the input and output.
+        num_heads: Number of heads, H.
+        head_k_dim: Key dimensions of a head, K; None to use ``head_dim`` or ``expand_k``.
+        head_v_dim: Value dimensions of a head, V; None to use ``head_dim`` or ``expand_v``.
+        output_gate: Projection of the gate that multiplies the normalised output: ``"linear"`` or
+            ``"low-rank:RANK"``; None for no gate.
         output_gate_activation: ``"silu"`` or ``"sigmoid"``.
-        output_gate_bias: whether that projection has a bias.
-        norm_eps: of the output's RMSNorm.
-        layer_idx: the layer's place in the model, and in a cache that layers share.
-        backend: of the operation; see :func:`swila.switching_delta_rule`.
-        streams: sets of keys and values (memories), each with its own projection, through the same convolutions.
+        output_gate_bias: Whether the projection of the gate has a bias.
+        streams: Number of sets of keys and values (memories). Each has a projection of its own; all pass the same
+            convolutions.
+        head_dim: See :class:`~swila.layers.options.RecurrentOptions`.
+        expand_k: See :class:`~swila.layers.options.RecurrentOptions`.
+        expand_v: See :class:`~swila.layers.options.RecurrentOptions`.
+        use_short_conv: See :class:`~swila.layers.options.RecurrentOptions`.
+        backend: See :class:`~swila.layers.options.RecurrentOptions`.
+        shared: See :class:`~swila.layers.options.SharedOptions`.
 
     Attributes:
-        steps_in_place: whether :meth:`recur` writes over the state it is given where the context has ``alive``.
+        default_expand: Default of ``expand_k`` and ``expand_v``.
+        steps_in_place: Whether :meth:`recur` updates the given state in place when the context has ``alive``.
     """
 
+    default_expand: ClassVar[float] = 1.0
     steps_in_place: ClassVar[bool] = False
 
+    @forwards(SharedOptions, to=QKVMixer)
     def __init__(
         self,
         hidden_size: int,
         num_heads: int,
-        head_k_dim: int,
-        head_v_dim: int,
+        head_k_dim: int | None = None,
+        head_v_dim: int | None = None,
         *,
-        use_short_conv: bool,
-        conv_size: int,
-        conv_bias: bool,
-        conv_on: str = "qkv",
-        output_gate: str | None,
+        output_gate: str | None = None,
         output_gate_activation: str = "silu",
         output_gate_bias: bool = False,
-        norm_eps: float,
-        layer_idx: int | None,
-        backend: str,
         streams: int = 1,
+        head_dim: int | None = None,
+        expand_k: float | None = None,
+        expand_v: float | None = None,
+        use_short_conv: bool = True,
+        backend: str = "auto",
+        **shared: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(hidden_size, layer_idx)
-        check_flags(use_short_conv=use_short_conv, conv_bias=conv_bias)
-        check_weights(norm_eps=norm_eps)
+        if head_k_dim is None or head_v_dim is None:
+            head_k_dim, head_v_dim = head_dims(
+                hidden_size, num_heads, head_dim, expand_k, expand_v, self.default_expand
+            )
         if output_gate_activation not in ("silu", "sigmoid"):
             raise ValueError(f"output_gate_activation must be 'silu' or 'sigmoid', got {output_gate_activation!r}")
         if backend not in ("auto", "fla", *backend_names()):
             raise ValueError(f"backend must be 'auto', 'fla' or one of {', '.join(backend_names())}, got {backend!r}")
-        self.num_heads, self.head_k_dim, self.head_v_dim = num_heads, head_k_dim, head_v_dim
-        self.backend, self.streams = backend, streams
         key_dim, value_dim = num_heads * head_k_dim, num_heads * head_v_dim
-        self.q_proj = nn.Linear(hidden_size, key_dim, bias=False)
-        self.k_proj = nn.Linear(hidden_size, streams * key_dim, bias=False)
-        self.v_proj = nn.Linear(hidden_size, streams * value_dim, bias=False)
-        self.use_short_conv = use_short_conv
-        self.convolves = convolves(use_short_conv, conv_on)
-        if self.convolves == "input":
-            self.input_conv1d = ShortConvolution(hidden_size, conv_size, conv_bias, activation=None)
-        elif self.convolves == "qkv":
-            self.q_conv1d = ShortConvolution(key_dim, conv_size, conv_bias)
-            self.k_conv1d = ShortConvolution(key_dim, conv_size, conv_bias)
-            self.v_conv1d = ShortConvolution(value_dim, conv_size, conv_bias)
+        super().__init__(
+            hidden_size,
+            key_dim,
+            key_dim,
+            value_dim,
+            activation="silu",
+            streams=streams,
+            use_short_conv=use_short_conv,
+            **shared,
+        )
+        self.num_heads, self.head_k_dim, self.head_v_dim = num_heads, head_k_dim, head_v_dim
+        self.backend = backend
         self.g_proj: nn.Module | None = None
         if output_gate is not None:
             self.g_proj = make_projection("output_gate", output_gate, hidden_size, value_dim, output_gate_bias)
         self.output_gate_activation = output_gate_activation
-        self.o_norm = nn.RMSNorm(head_v_dim, eps=norm_eps)
+        self.o_norm = nn.RMSNorm(head_v_dim, eps=self.norm_eps)
         self.o_proj = nn.Linear(value_dim, hidden_size, bias=False)
 
     def mix(self, x: Tensor, past: LayerState | None, context: CallContext) -> tuple[Tensor, LayerState | None]:
@@ -139,15 +154,8 @@ class RecurrentMixer(SequenceMixer):
         raise NotImplementedError
 
     def _project(self, x: Tensor, conv_state: Any, context: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
-        """What the layer sees, its q, k and v, and what the convolutions carry on."""
-        if self.convolves == "input":
-            (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, context)
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.convolves == "qkv":
-            modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
-            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, context)
-        else:
-            q, k, v = F.silu(q), F.silu(k), F.silu(v)
+        """As :meth:`project_qkv`, with q, k and v split into heads and q and k of unit length."""
+        x, q, k, v, conv_state = self.project_qkv(x, conv_state, context)
         v = v.unflatten(-1, (-1, self.head_v_dim))
         q, k = (l2_norm(t.unflatten(-1, (-1, self.head_k_dim))).to(v.dtype) for t in (q, k))
         return x, q, k, v, conv_state
@@ -168,7 +176,7 @@ class RecurrentMixer(SequenceMixer):
         memory = self.memory_form()
         if memory is None:
             return None
-        return {"recurrent_state": memory, "attn_state": None, "conv_state": carried_shapes(self, self.streams)}
+        return {"recurrent_state": memory, "attn_state": None, "conv_state": self.conv_form()}
 
     def state_size(self, length: int = 1) -> int:
         """``H K V`` for each stream."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,15 +102,6 @@ class ShortConvolution(nn.Module):
         return f"{self.channels}, width={self.width}, activation={self.activation}"
 
 
-def convolves(use_short_conv: bool, conv_on: str) -> str | None:
-    """Which of a layer's tensors pass a convolution: ``"qkv"``, ``"input"``, or None of them."""
-    if conv_on not in ("qkv", "input"):
-        raise ValueError(f"conv_on must be 'qkv' or 'input', got {conv_on!r}")
-    if conv_on != "qkv" and not use_short_conv:
-        raise ValueError("conv_on has no effect without use_short_conv=True; leave it at its default")
-    return conv_on if use_short_conv else None
-
-
 def convolve(
     modules: Sequence[ShortConvolution],
     inputs: Sequence[Tensor],
@@ -128,13 +118,3 @@ def convolve(
         for old, (_, new) in zip(state, pairs, strict=True):
             old.copy_(torch.where(rows_like(context.alive, old), new, old))
     return [y for y, _ in pairs], tuple(last for _, last in pairs) if context.return_state else None
-
-
-def carried_shapes(layer: Any, streams: int = 1) -> tuple[tuple[int, int], ...] | None:
-    """Shapes of what a layer's convolutions carry of one row; keys and values have ``streams`` sets of channels."""
-    if layer.convolves == "input":
-        return (layer.input_conv1d.state_shape(),)
-    if layer.convolves == "qkv":
-        kept = layer.k_conv1d.state_shape(streams), layer.v_conv1d.state_shape(streams)
-        return layer.q_conv1d.state_shape(), *kept
-    return None

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers.cache import Shape
+from swila.layers.checks import check_counts, check_flags, check_numbers, check_weights
 from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
 from swila.layers.load_balancing import RoutingDiagnostics, mutual_information_loss, routing_diagnostics
-from swila.layers.options import check_counts, check_flags, check_numbers, check_weights
+from swila.layers.options import RecurrentOptions, forwards
 from swila.layers.projection import make_projection
 from swila.layers.recurrence import run_recurrence
-from swila.layers.recurrent import RecurrentMixer, head_dims
+from swila.layers.recurrent import RecurrentMixer
 from swila.ops import RoutingStats, SwitchingOutput, SwitchingState
 
 
@@ -43,47 +44,38 @@ class SwiLA(RecurrentMixer):
     output projection.
 
     Args:
-        hidden_size: width of the input and the output.
-        num_heads: heads H.
-        num_mixtures: regressors J per head; with one there is nothing to route, and no router.
-        head_dim: key and value dims of a head; or else
-        expand_k: width of all heads' keys relative to ``hidden_size`` (default 0.5, as in the paper), and
-        expand_v: the same for values.
-        temporal: whether the priors persist from token to token (Temporal SwiLA).
-        decay: What has a decay of its own, in each mixture: None (no decay), ``"key"`` (each key dim, as in the paper's
-            language models), ``"value"`` (each output dim) or ``"head"`` (each head).
+        hidden_size: Width of the input and output.
+        num_heads: Number of heads, H.
+        num_mixtures: Number of regressors per head, J. With one there is no router.
+        temporal: Whether the priors persist from token to token (Temporal SwiLA).
+        decay: Granularity of the decay in each mixture: None (no decay), ``"key"`` (per key dimension, as in the
+            paper's language models), ``"value"`` (per output dimension) or ``"head"`` (per head).
         decay_order: ``"pre"`` (errors at the decayed state, as in the paper's models) or ``"post"``.
-        normalize: False leaves out the denominator of the responsibilities.
-        router_projection: of the two priors: ``"linear"``, ``"low-rank:RANK"`` or ``"swiglu:WIDTH"``.
-        beta_projection: of the learning rates, likewise.
-        decay_projection: of the decay, likewise.
-        temporal_bias: start of the temporal gates' bias; below 0 the priors start sticky (-2 opens gates by 0.12).
-        router_noise: whether to add ``ε softplus(W_noise x)`` to the logits of both priors in training.
-        temporal_noise: the same for the logits of the temporal gates.
-        use_short_conv: whether q, k and v pass a short convolution.
-        conv_size: its width, 2 or 4 as a rule.
-        conv_bias: whether it has a bias.
-        conv_on: ``"qkv"``, or ``"input"`` for one convolution (without activation) of all the layer sees.
-        use_output_gate: whether the normalised output is multiplied by ``silu(W x)``.
-        norm_eps: of the output's RMSNorm.
+        normalize: Whether responsibilities are divided by their sum over the mixtures.
+        router_projection: Projection to the logits of the two priors: ``"linear"``, ``"low-rank:RANK"`` or
+            ``"swiglu:WIDTH"``.
+        beta_projection: Projection to the learning rates; same values.
+        decay_projection: Projection to the decay; same values.
+        temporal_bias: Initial bias of the temporal gates. Below 0 the priors start sticky (-2 opens the gates by 0.12).
+        router_noise: Whether to add ``ε softplus(W_noise x)`` to the logits of both priors in training.
+        temporal_noise: Whether to add such noise to the logits of the temporal gates in training.
+        use_output_gate: Whether to multiply the normalised output by ``silu(W x)``.
         balance_marginal: λ_marg of the load-balancing loss, the weight of even usage.
-        balance_conditional: λ_cond of it, the weight of commitment; by default the same.
-        track_routing: whether to keep routing statistics of every call for :meth:`routing_diagnostics`; with a weight
-            of load balancing they are kept in training anyway.
-        layer_idx: the layer's place in the model, and in a cache that layers share.
-        backend: of the operation; see :func:`swila.switching_delta_rule`.
+        balance_conditional: λ_cond of the load-balancing loss, the weight of commitment. Default: ``balance_marginal``.
+        track_routing: Whether to keep the routing statistics of every call for :meth:`routing_diagnostics`. In training
+            with load balancing they are always kept.
+        shared: See :class:`~swila.layers.options.RecurrentOptions`; ``help(SwiLA)`` lists them under ``__init__``.
     """
 
+    default_expand = 0.5
     steps_in_place = True
 
+    @forwards(RecurrentOptions, to=RecurrentMixer)
     def __init__(
         self,
         hidden_size: int,
         num_heads: int = 8,
         num_mixtures: int = 4,
-        head_dim: int | None = None,
-        expand_k: float | None = None,
-        expand_v: float | None = None,
         temporal: bool = False,
         decay: Literal["key", "value", "head"] | None = None,
         decay_order: Literal["pre", "post"] = "pre",
@@ -94,17 +86,11 @@ class SwiLA(RecurrentMixer):
         temporal_bias: float = 0.0,
         router_noise: bool = False,
         temporal_noise: bool = False,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        conv_on: Literal["qkv", "input"] = "qkv",
         use_output_gate: bool = False,
-        norm_eps: float = 1e-5,
         balance_marginal: float = 0.0,
         balance_conditional: float | None = None,
         track_routing: bool = False,
-        layer_idx: int | None = None,
-        backend: str = "auto",
+        **shared: Unpack[RecurrentOptions],
     ) -> None:
         check_counts(num_mixtures=num_mixtures)
         check_flags(
@@ -130,24 +116,8 @@ class SwiLA(RecurrentMixer):
         ):
             if given and needs:
                 raise ValueError(f"{name} has no effect without {needs}; leave it at its default")
-        if head_dim is None:
-            expand_k, expand_v = (0.5 if expand is None else expand for expand in (expand_k, expand_v))
-        K, V = head_dims(hidden_size, num_heads, head_dim, expand_k, expand_v)
-        super().__init__(
-            hidden_size,
-            num_heads,
-            K,
-            V,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            conv_on=conv_on,
-            output_gate="linear" if use_output_gate else None,
-            norm_eps=norm_eps,
-            layer_idx=layer_idx,
-            backend=backend,
-        )
-        H, J = num_heads, num_mixtures
+        super().__init__(hidden_size, num_heads, output_gate="linear" if use_output_gate else None, **shared)
+        H, J, K, V = num_heads, num_mixtures, self.head_k_dim, self.head_v_dim
         self.num_mixtures, self.temporal, self.decay_kind = num_mixtures, temporal, decay
         self.decay_order, self.normalize = decay_order, normalize
         self.router_noise, self.temporal_noise = router_noise, temporal_noise
