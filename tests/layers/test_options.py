@@ -137,6 +137,7 @@ def test_shared_options_are_documented_with_their_defaults(group):
             line = re.search(rf"^    {name}: ((?:.|\n     )*)", inspect.getdoc(group), re.M)[1]
             default = parameters[name].default
             said = re.search(r"Default: (.*?)\.?$", " ".join(line.split()))[1].strip("`").replace('"', "'")
+            assert (default is None) == ("None" in str(group.__annotations__[name]))
             assert default is None or said in (repr(default), "1e-5" if default == 1e-5 else None)
             if layer != "attention":
                 assert f"    {name}: " in inspect.getdoc(CLASSES[layer].__init__)
