@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from swila.generation.decoder import Decoder, Layout, rounded_up
+from swila.generation.decoder import Decoder, DecoderSpec, rounded_up
 from swila.generation.guard import as_count, as_seed, check_model, check_state, evaluating
 from swila.generation.prompts import Prompts, as_tokens, prefill
 from swila.generation.sampling import Sampling
@@ -92,10 +92,10 @@ def generate(
         raise ValueError(
             "model must have no forward hooks on blocks or mixers, which decoding does not call; use model.generate"
         )
-    rows = [[]] if prompts is None else as_tokens(prompts, tokenizer, state is not None)
+    prompt_ids = [[]] if prompts is None else as_tokens(prompts, tokenizer, state is not None)
     with evaluating(model):
         if prompts is not None:
-            state = prefill(model, rows, None, state, progress=progress)
+            state = prefill(model, prompt_ids, None, state, progress=progress)
         elif state is None:
             raise ValueError("prompts or state must be given: there is nothing to go on from")
         else:
@@ -109,7 +109,8 @@ def generate(
         decoder.load(state, int(torch.randint(2**62, (), device="cpu")) if seed is None else seed)
         before, state = state.tokens, None  # the decoder has a copy of the rest
         if put is not None and put is not streamer:  # transformers' take the first for the prompt
-            read = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows * (len(before) // len(rows))]
+            copies = len(before) // len(prompt_ids)
+            read = [torch.tensor(ids, dtype=torch.long, device="cpu") for ids in prompt_ids * copies]
             put(pad_sequence(read, batch_first=True))
         try:
             decoder.run(max_new_tokens, put)
@@ -124,15 +125,15 @@ def generate(
         tokens,
         None
         if tokenizer is None
-        else [_text(tokenizer, *row) for row in zip(_ends(rows, tokens), tokens, strict=True)],
+        else [_text(tokenizer, *row) for row in zip(_ends(prompt_ids, tokens), tokens, strict=True)],
         [bool(row) and row[-1] in ends for row in tokens],
         after,
     )
 
 
-def _ends(rows: list[list[int]], tokens: list[list[int]]) -> list[list[int]]:
+def _ends(prompt_ids: list[list[int]], tokens: list[list[int]]) -> list[list[int]]:
     """The last tokens before the new ones, as far as they are known."""
-    return [row[-8:] for row in rows] if len(rows) == len(tokens) else [[] for _ in tokens]
+    return [row[-8:] for row in prompt_ids] if len(prompt_ids) == len(tokens) else [[] for _ in tokens]
 
 
 def _text(tokenizer: Any, before: list[int], tokens: list[int]) -> str:
@@ -172,12 +173,12 @@ def _decoder(
     kind = model.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     dtypes = (*state.dtypes(), autocast)
-    layout = Layout(len(state), capacity, rounded_up(max_new_tokens), sampling, stop, pad, compiled, dtypes)
+    spec = DecoderSpec(len(state), capacity, rounded_up(max_new_tokens), sampling, stop, pad, compiled, dtypes)
     known = _decoders.pop(model, None)
-    if known is not None and known.fits(layout):
+    if known is not None and known.fits(spec):
         return known
     del known  # its memory, before there is more
-    return Decoder(model, layout)
+    return Decoder(model, spec)
 
 
 def _up_to_stop(tokens: list[int], stop: tuple[int, ...]) -> list[int]:

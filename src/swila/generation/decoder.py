@@ -24,11 +24,11 @@ from swila.layers.cache import LayerState, map_tensors
 UNSEEN = 16  # steps between looks at what came out, when nobody watches
 
 
-class Layout(NamedTuple):
+class DecoderSpec(NamedTuple):
     """What the buffers and graphs of a :class:`Decoder` are made for.
 
     Attributes:
-        rows: B.
+        batch_size: Number of rows, B.
         capacity: tokens there is room for, where layers keep them all; else 0.
         room: tokens that can be generated.
         sampling: how tokens are chosen.
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
         dtypes: of the state, and of autocast.
     """
 
-    rows: int
+    batch_size: int
     capacity: int
     room: int
     sampling: Sampling
@@ -49,20 +49,22 @@ class Layout(NamedTuple):
 
 
 class Decoder:
-    """Buffers, and on a GPU graphs, for one model and layout; to be used again and again."""
+    """Buffers, and on a GPU graphs, for one model and spec; to be used again and again."""
 
     @torch.inference_mode(False)  # else buffers could not be written to outside of it
-    def __init__(self, model: Any, layout: Layout) -> None:
+    def __init__(self, model: Any, spec: DecoderSpec) -> None:
         self._model = weakref.ref(model)  # which keeps the decoder, not the other way round
-        self.layout, self.device = layout, model.device
-        self.attends = layout.capacity > 0
+        self.spec, self.device = spec, model.device
+        self.attends = spec.capacity > 0
         self.weights = addresses(model)
         self.states: list[LayerState] = []  # made by the first load, as is what is hidden
-        self.tokens = torch.full((layout.room, layout.rows), layout.pad, device=self.device)
+        self.tokens = torch.full((spec.room, spec.batch_size), spec.pad, device=self.device)
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.done = torch.zeros(layout.rows, dtype=torch.bool, device=self.device)
-        self.broken = torch.zeros(layout.rows, dtype=torch.long, device=self.device)  # first step without finite logits
-        self.stop = torch.tensor(layout.stop, dtype=torch.long, device=self.device)
+        self.done = torch.zeros(spec.batch_size, dtype=torch.bool, device=self.device)
+        self.broken = torch.zeros(
+            spec.batch_size, dtype=torch.long, device=self.device
+        )  # first step without finite logits
+        self.stop = torch.tensor(spec.stop, dtype=torch.long, device=self.device)
         self.generator = torch.Generator(self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -71,24 +73,24 @@ class Decoder:
         """The model."""
         return self._model()
 
-    def fits(self, layout: Layout) -> bool:
-        """Whether this decoder can do the work of another layout, and the weights are where they were."""
-        same = self.layout._replace(capacity=0, room=0) == layout._replace(capacity=0, room=0)
-        large_enough = self.layout.capacity >= layout.capacity and self.layout.room >= layout.room
+    def fits(self, spec: DecoderSpec) -> bool:
+        """Whether this decoder can do the work of another spec, and the weights are where they were."""
+        same = self.spec._replace(capacity=0, room=0) == spec._replace(capacity=0, room=0)
+        large_enough = self.spec.capacity >= spec.capacity and self.spec.room >= spec.room
         return same and large_enough and self.weights == addresses(self.model)
 
     def load(self, state: GenerationState, seed: int) -> None:
         """Take a state and a seed to begin with."""
         if not self.states:
             with torch.inference_mode(False):
-                self.states = self.model.model.decoding_states(state.cache, self.layout.capacity)
+                self.states = self.model.model.decoding_states(state.cache, self.spec.capacity)
                 self.hidden = state.hidden.clone()
         else:
             for i, (layer, mine) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
-                given = layer.mixer.decoding_state(state.cache[i], self.layout.capacity)  # one layer's at a time
+                given = layer.mixer.decoding_state(state.cache[i], self.spec.capacity)  # one layer's at a time
                 map_tensors(lambda old, new: old.copy_(new), mine, given)
             self.hidden.copy_(state.hidden)
-        self.tokens.fill_(self.layout.pad)
+        self.tokens.fill_(self.spec.pad)
         self.at.zero_()
         self.done.zero_()
         self.broken.zero_()
@@ -116,7 +118,7 @@ class Decoder:
         """
         on_gpu = self.device.type == "cuda"
         stride = UNSEEN if on_gpu and watch is None else 1
-        looks = [Look(stride, self.layout.rows, self.device) for _ in range(2)]
+        looks = [Look(stride, self.spec.batch_size, self.device) for _ in range(2)]
         pending: deque[Look] = deque()
         everyone_done = False
         for n in range(steps):
@@ -133,7 +135,7 @@ class Decoder:
             pending.popleft().show(watch)
 
     def _step(self, length: int) -> None:
-        bound = min(rounded_up(length + 1), self.layout.capacity)
+        bound = min(rounded_up(length + 1), self.spec.capacity)
         if self.device.type != "cuda":
             self._decode(bound)
             return
@@ -147,9 +149,9 @@ class Decoder:
         alive = ~self.done
         broken = ~logits.amax(-1).isfinite() & alive & (self.broken == 0)
         self.broken += broken * (self.at + 1)
-        token = self.layout.sampling.draw(logits, self.generator).where(alive, self.layout.pad)
+        token = self.spec.sampling.draw(logits, self.generator).where(alive, self.spec.pad)
         self.tokens.index_copy_(0, self.at, token.unsqueeze(0))
-        hidden = self.model.model.step(token.where(alive, 0), self._states_up_to(bound), alive, self.layout.compiled)
+        hidden = self.model.model.step(token.where(alive, 0), self._states_up_to(bound), alive, self.spec.compiled)
         self.hidden.copy_(hidden.where(alive.unsqueeze(1), self.hidden))
         self.done |= (token.unsqueeze(1) == self.stop).any(1)
         self.at += 1
@@ -195,12 +197,12 @@ class Decoder:
 class Look:
     """A copy on the host of what the last steps gave, made while the device goes on."""
 
-    def __init__(self, steps: int, rows: int, device: torch.device) -> None:
+    def __init__(self, steps: int, batch_size: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self.event = torch.cuda.Event() if pinned else None
-        self.tokens = torch.zeros(steps, rows, dtype=torch.long, device="cpu", pin_memory=pinned)
-        self.done = torch.zeros(rows, dtype=torch.bool, device="cpu", pin_memory=pinned)
-        self.broken = torch.zeros(rows, dtype=torch.long, device="cpu", pin_memory=pinned)
+        self.tokens = torch.zeros(steps, batch_size, dtype=torch.long, device="cpu", pin_memory=pinned)
+        self.done = torch.zeros(batch_size, dtype=torch.bool, device="cpu", pin_memory=pinned)
+        self.broken = torch.zeros(batch_size, dtype=torch.long, device="cpu", pin_memory=pinned)
 
     def take(self, tokens: Tensor, done: Tensor, broken: Tensor) -> None:
         """Ask for a copy of the tokens ``[steps, rows]``, of who is done, and of who has no finite logits."""

@@ -23,13 +23,13 @@ def as_tokens(prompts: Prompts, tokenizer: Any, goes_on: bool = False) -> list[l
     if isinstance(prompts, Mapping):  # what a tokenizer returns
         if "input_ids" not in prompts:
             raise ValueError(f"prompts must have input_ids if they are a mapping, got {', '.join(map(str, prompts))}")
-        rows = as_tokens(prompts["input_ids"], None)
+        ids = as_tokens(prompts["input_ids"], None)
         masks = (
-            as_tokens(prompts["attention_mask"], None) if "attention_mask" in prompts else [[1] * len(r) for r in rows]
+            as_tokens(prompts["attention_mask"], None) if "attention_mask" in prompts else [[1] * len(r) for r in ids]
         )
-        if [len(row) for row in rows] != [len(mask) for mask in masks]:
+        if [len(row) for row in ids] != [len(mask) for mask in masks]:
             raise ValueError("attention_mask must be as long as input_ids in prompts, got other lengths")
-        pairs = [zip(row, mask, strict=True) for row, mask in zip(rows, masks, strict=True)]
+        pairs = [zip(row, mask, strict=True) for row, mask in zip(ids, masks, strict=True)]
         return [[token for token, there in pair if there] for pair in pairs]
     given: Any = [prompts] if isinstance(prompts, str) else _plain(prompts)
     if isinstance(given, list) and given and all(isinstance(token, int) for token in given):
@@ -86,24 +86,24 @@ def prefill(
     """
     check_model(model)
     check_state(state)
-    rows = as_tokens(prompts, tokenizer, state is not None)
+    prompt_ids = as_tokens(prompts, tokenizer, state is not None)
     if state is not None:
         state.check_fits(model)
     chunk_size = AT_ONCE[model.model.attends] if chunk_size is None else as_count("chunk_size", chunk_size, 1)
-    if state is not None and len(state) != len(rows):
+    if state is not None and len(state) != len(prompt_ids):
         if len(state) != 1:
-            raise ValueError(f"state must have one row, or one for each of {len(rows)} prompts, got {len(state)}")
-        state = state[[0] * len(rows)]
-    if state is None and not all(rows):
+            raise ValueError(f"state must have one row, or one for each of {len(prompt_ids)} prompts, got {len(state)}")
+        state = state[[0] * len(prompt_ids)]
+    if state is None and not all(prompt_ids):
         raise ValueError("prompts must have at least one token each where there is no state to go on from")
-    if wrong := [token for row in rows for token in row if not 0 <= token < model.config.vocab_size]:
+    if wrong := [token for row in prompt_ids for token in row if not 0 <= token < model.config.vocab_size]:
         raise ValueError(f"prompts must hold ids below vocab_size = {model.config.vocab_size}, got {wrong[0]}")
-    lengths, longest, device = [len(row) for row in rows], max(map(len, rows)), model.device
+    lengths, longest, device = [len(row) for row in prompt_ids], max(map(len, prompt_ids)), model.device
     cache = Cache() if state is None else state.cache.released()
     weights = weights_fingerprint(model) if state is None else state.weights
     hidden = None if state is None else state.hidden
-    padded = torch.zeros(len(rows), longest, dtype=torch.long, device="cpu")
-    for i, row in enumerate(rows):
+    padded = torch.zeros(len(prompt_ids), longest, dtype=torch.long, device="cpu")
+    for i, row in enumerate(prompt_ids):
         padded[i, : len(row)] = torch.tensor(row, dtype=torch.long, device="cpu")
     with evaluating(model):
         for start in range(0, longest, chunk_size):
@@ -112,11 +112,11 @@ def prefill(
             ragged = any(length < start + ids.shape[1] for length in lengths)
             mask = (torch.arange(ids.shape[1], device=device) < here.unsqueeze(1)).long() if ragged else None
             out = model.model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True)
-            last = out.last_hidden_state[torch.arange(len(rows), device=device), (here - 1).clamp_min(0)]
+            last = out.last_hidden_state[torch.arange(len(prompt_ids), device=device), (here - 1).clamp_min(0)]
             hidden = last if hidden is None else torch.where((here > 0).unsqueeze(1), last, hidden)
             if progress is not None:
                 progress(min(start + chunk_size, longest), longest)
     assert hidden is not None
-    before = [0] * len(rows) if state is None else state.tokens
+    before = [0] * len(prompt_ids) if state is None else state.tokens
     read = [a + b for a, b in zip(before, lengths, strict=True)]
     return GenerationState(cache, hidden, model.config.layer_mixers, read, weights)

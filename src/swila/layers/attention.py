@@ -167,9 +167,9 @@ class Attention(QKVMixer):
     def attend_in_place(self, q: Tensor, new: tuple[Tensor, ...], state: Any, alive: Tensor) -> tuple[Tensor, Any]:
         """One token: ``state`` is ``(*kept, length)`` with room for it at place ``length [B]`` of every row."""
         *kept, length = state
-        rows = torch.arange(len(length), device=length.device)
+        row = torch.arange(len(length), device=length.device)
         for buffer, token in zip(kept, new, strict=True):
-            buffer[rows, length] = token[:, 0].to(buffer.dtype)
+            buffer[row, length] = token[:, 0].to(buffer.dtype)
         places = torch.arange(kept[0].shape[1], device=length.device)
         visible = (places <= length.unsqueeze(1))[:, None, None, :]
         o = self._softmax_attention(q, tuple(kept), visible, self.bias(tuple(kept), 1))

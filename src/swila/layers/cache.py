@@ -207,12 +207,12 @@ def _same_form(found: Any, needed: Any) -> bool:
 def _describe(shapes: tuple[Shape, ...] | None) -> str:
     if shapes is None:
         return "absent"
-    rows = ["None" if s is None else f"[rows, {', '.join('T' if n == -1 else str(n) for n in s)}]" for s in shapes]
-    return f"of shapes {', '.join(rows)}"
+    described = ["None" if s is None else f"[rows, {', '.join('T' if n == -1 else str(n) for n in s)}]" for s in shapes]
+    return f"of shapes {', '.join(described)}"
 
 
-def batch_rows(state: LayerState) -> int:
-    """Rows of the batch a state belongs to."""
+def batch_size(state: LayerState) -> int:
+    """Return the batch size of a state."""
     parts: Any = tuple(state.values())
     while not isinstance(parts, Tensor):
         parts = next(part for part in parts if part is not None)

@@ -22,6 +22,6 @@ class CallContext(NamedTuple):
     alive: Tensor | None = None
 
 
-def rows_like(rows: Tensor, x: Tensor) -> Tensor:
-    """``rows [B]`` with as many dimensions as ``x [B, ...]``, to broadcast over it."""
-    return rows.view(-1, *[1] * (x.ndim - 1))
+def per_row(values: Tensor, x: Tensor) -> Tensor:
+    """Reshape ``values [B]``, one per row, to broadcast over ``x [B, ...]``."""
+    return values.view(-1, *[1] * (x.ndim - 1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swila.layers import fla
-from swila.layers.context import CallContext, rows_like
+from swila.layers.context import CallContext, per_row
 from swila.layers.recurrence import run_recurrence
 from swila.ops import SwitchingState
 
@@ -44,7 +44,7 @@ def delta_rule(
         W = None if state is None else SwitchingState(*state).W.squeeze(2)
         output, new = fla.delta_rule(q, k, v, beta, log_decay, W, context.cu_seqlens, context.return_state)
         if context.alive is not None and W is not None and new is not None:
-            new = W.copy_(torch.where(rows_like(context.alive, W), new, W))
+            new = W.copy_(torch.where(per_row(context.alive, W), new, W))
         return output, None if new is None else SwitchingState(new.unsqueeze(2))
     beta = beta[..., None, None].expand(*beta.shape, 1, v.shape[-1])
     logits = beta.new_zeros(()).expand(beta.shape)

@@ -12,7 +12,7 @@ from swila.layers.cache import (
     Cache,
     LayerState,
     Shape,
-    batch_rows,
+    batch_size,
     check_cache,
     check_form,
     layer_state,
@@ -21,7 +21,7 @@ from swila.layers.cache import (
     select_rows,
 )
 from swila.layers.checks import check_counts
-from swila.layers.context import CallContext, rows_like
+from swila.layers.context import CallContext, per_row
 from swila.layers.last_call import LastCall
 from swila.layers.packing import check_packing, pack
 
@@ -89,9 +89,11 @@ class SequenceMixer(nn.Module):
             index, past = self._past(past_key_values)
         seen = past_key_values.get_seq_length(index) if past is not None and attention_mask is not None else 0
         packed = pack(hidden_states, attention_mask, cu_seqlens, seen)
-        rows = hidden_states.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-        if past is not None and batch_rows(past) != rows:
-            raise ValueError(f"past_key_values must have a row for each of {rows} sequences, got {batch_rows(past)}")
+        num_sequences = hidden_states.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        if past is not None and batch_size(past) != num_sequences:
+            raise ValueError(
+                f"past_key_values must have a row for each of {num_sequences} sequences, got {batch_size(past)}"
+            )
         if packed.rows is not None and past is None and past_key_values is not None:
             raise ValueError("attention_mask must leave every row at least one token when a cache begins")
 
@@ -163,7 +165,7 @@ class SequenceMixer(nn.Module):
         y, after = self.mix(x, state, CallContext(return_state=True))
         assert after is not None
         before = {part: state[part] for part in after}  # type: ignore[literal-required]
-        map_tensors(lambda old, new: old.copy_(torch.where(rows_like(alive, old), new, old)), before, after)
+        map_tensors(lambda old, new: old.copy_(torch.where(per_row(alive, old), new, old)), before, after)
         return y
 
     def decoding_state(self, state: LayerState, capacity: int) -> LayerState:

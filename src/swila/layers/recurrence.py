@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swila.layers.context import CallContext, rows_like
+from swila.layers.context import CallContext, per_row
 from swila.ops import SwitchingOutput, SwitchingState, switching_delta_rule, switching_delta_rule_step
 
 
@@ -36,10 +36,10 @@ def run_recurrence(
 def _step_in_place(operands: Mapping[str, Any], alive: Tensor, options: dict[str, Any]) -> SwitchingOutput:
     """A step over the old state. Without a learning rate and a decay the weights of a row stay as they are."""
     state = options["initial_state"]
-    still = {name: x * rows_like(alive, x) for name, x in operands.items() if name in ("beta", "log_decay")}
+    still = {name: x * per_row(alive, x) for name, x in operands.items() if name in ("beta", "log_decay")}
     before = [None if part is None else part.clone() for part in state[1:]]
     out = switching_delta_rule_step(**{**operands, **still}, **options, inplace=True)
     for part, old in zip(state[1:], before, strict=True):
         if part is not None and old is not None:
-            part.copy_(torch.where(rows_like(alive, part), part, old))
+            part.copy_(torch.where(per_row(alive, part), part, old))
     return out

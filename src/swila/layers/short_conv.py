@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from swila.layers.context import CallContext, rows_like
+from swila.layers.context import CallContext, per_row
 from swila.layers.packing import sequences
 
 
@@ -116,5 +116,5 @@ def convolve(
     ]
     if context.alive is not None and state is not None:
         for old, (_, new) in zip(state, pairs, strict=True):
-            old.copy_(torch.where(rows_like(context.alive, old), new, old))
+            old.copy_(torch.where(per_row(context.alive, old), new, old))
     return [y for y, _ in pairs], tuple(last for _, last in pairs) if context.return_state else None
