@@ -233,7 +233,7 @@ def test_fla_is_refused_in_words_where_it_cannot_run(name):
         ("deltanet", {"expand_k": "yes"}, "expand_k must be a finite number, got 'yes'"),
         ("deltanet", {"expand_v": math.inf}, "expand_v must be a finite number, got inf"),
         ("fox", {"backend": "cuda"}, "backend must be 'torch' or 'fla', got 'cuda'"),
-        ("deltanet", {"layer_idx": -1}, "layer_idx must be the layer's place in the model"),
+        ("deltanet", {"layer_idx": -1}, "layer_idx must be the index of the layer in the model"),
     ],
 )
 def test_bad_options(mixer, options, message):

@@ -63,7 +63,7 @@ def test_layers_without_an_index_cannot_share_a_cache():
     first(x, past_key_values=cache)
     copied = pickle.loads(pickle.dumps(cache.map(lambda t: t.detach())))
     for mine in (cache, cache.map(torch.clone), copied):
-        with pytest.raises(ValueError, match="layer_idx must be given, a different one to each layer"):
+        with pytest.raises(ValueError, match="layer_idx must be given, and differ between layers"):
             second(x, past_key_values=mine)
 
 

@@ -320,7 +320,7 @@ def test_initial_weights():
             {"input_ids": tokens(1, 4), "past_key_values": ()},
             r"past_key_values must be a swila.layers.Cache, got tuple",
         ),
-        ({"input_ids": tokens(1, 4), "position_ids": torch.tensor([[0, 1, 1, 2]])}, "position_ids must go up by 1"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.tensor([[0, 1, 1, 2]])}, "position_ids must increase by 1"),
         (
             {"input_ids": tokens(1, 4), "position_ids": torch.arange(3)[None]},
             r"position_ids must be \[B, T\] = \[1, 4\]",

@@ -1,4 +1,4 @@
-"""Sequence layers: SwiLA and its baselines under one contract."""
+"""Sequence layers: SwiLA and its baselines with one interface."""
 
 from swila.layers.attention import Attention as Attention
 from swila.layers.attention import ForgettingAttention as ForgettingAttention

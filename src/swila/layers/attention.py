@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions, and with forget gates (FoX)."""
+"""Softmax attention, with rotary positions or with forget gates (FoX)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swila.layers.qkv import QKVMixer
 
 
 def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
-    """Rotary embedding: dims ``(i, i + D/2)`` of ``x [..., T, H, D]`` turned by ``position [..., T] theta^(-2i/D)``."""
+    """Rotate dimensions ``(i, i + D/2)`` of ``x [..., T, H, D]`` by the angle ``position [..., T] theta^(-2i/D)``."""
     half = x.shape[-1] // 2
     frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
     angle = (position.unsqueeze(-1) * frequency).unsqueeze(-2)  # [..., T, 1, D/2]
@@ -30,7 +30,7 @@ def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
 
 
 class Attention(QKVMixer):
-    """Causal softmax attention, by torch's ``scaled_dot_product_attention``.
+    """Causal softmax attention, computed by :func:`torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
         hidden_size: Width of the input and output.
@@ -116,32 +116,32 @@ class Attention(QKVMixer):
         return self.o_proj(o), {"attn_state": attn_state, "conv_state": conv_state} if context.return_state else None
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
-        """See :meth:`SequenceMixer.step`; no second state in memory."""
+        """See :meth:`SequenceMixer.step`; updates the state in place."""
         return self.mix(x, state, CallContext(return_state=True, alive=alive))[0]
 
     def extras(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What else is kept of every token beside key and value, each ``[B, T, ...]``."""
+        """Return what is cached per token in addition to key and value; each tensor is ``[B, T, ...]``."""
         return ()
 
     def extra_shapes(self) -> tuple[tuple[int, ...], ...] | None:
-        """Shapes of :meth:`extras` for one token; None, where a subclass does not tell, leaves states unchecked."""
+        """Return the shapes of :meth:`extras` for one token; None disables the check of cached states."""
         return () if type(self).extras is Attention.extras else None
 
     def bias(self, kept: tuple[Tensor, ...], queries: int) -> Tensor | None:
-        """What is added to the logits ``[N, H, queries, S]``, from what was kept of the S tokens so far."""
+        """Return a bias ``[N, H, queries, S]`` for the logits from the cached tensors of S tokens, or None."""
         return None
 
     def attend(
         self, q: Tensor, kept: tuple[Tensor, ...], past: Any, layout: Sequences | None, return_state: bool
     ) -> tuple[Tensor, Any]:
-        """Attention of ``q [B, T, H, D]`` to what is kept (keys, values, extras) of these tokens and those before.
+        """Return the attention output of ``q [B, T, H, D]`` over these and earlier tokens, and the new state.
 
-        The state is ``(*kept, valid)``, ``valid [N, S]`` where there is a token: rows end in padding, which the next
-        call's tokens come after.
+        The state is ``(*kept, valid)``: keys, values and extras of S tokens, and the mask ``valid [N, S]`` of tokens.
+        Rows may contain padding, before the tokens of the next call.
         """
         index, N, T = None, q.shape[0], q.shape[1]
         valid = torch.ones(N, T, dtype=torch.bool, device=q.device)
-        if layout is not None:  # packed sequences as rows of a batch, padded on the right: no token sees padding
+        if layout is not None:  # unpack sequences into rows padded on the right; causality hides the padding
             N, T = len(layout.lengths), int(layout.lengths.max())
             index = layout.row * T + layout.position
             valid = torch.zeros(N * T, dtype=torch.bool, device=q.device).index_fill(0, index, True).view(N, T)
@@ -157,7 +157,7 @@ class Attention(QKVMixer):
         mask: Tensor | None = None
         if past is not None or bias is not None:
             causal = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-            itself = causal.triu(S - T)  # padding attends to itself: no empty softmax
+            itself = causal.triu(S - T)  # padding attends to itself, so that no softmax is empty
             mask = ((causal & valid[:, None, :]) | itself).unsqueeze(1)
         o = self._softmax_attention(q, kept, mask, bias)
         if index is not None:
@@ -165,13 +165,13 @@ class Attention(QKVMixer):
         return o, (*kept, valid) if return_state else None
 
     def attend_in_place(self, q: Tensor, new: tuple[Tensor, ...], state: Any, alive: Tensor) -> tuple[Tensor, Any]:
-        """One token: ``state`` is ``(*kept, length)`` with room for it at place ``length [B]`` of every row."""
+        """Attend with one token; ``state`` is ``(*kept, length)``: buffers, and the token's slot ``length [B]``."""
         *kept, length = state
         row = torch.arange(len(length), device=length.device)
         for buffer, token in zip(kept, new, strict=True):
             buffer[row, length] = token[:, 0].to(buffer.dtype)
-        places = torch.arange(kept[0].shape[1], device=length.device)
-        visible = (places <= length.unsqueeze(1))[:, None, None, :]
+        slots = torch.arange(kept[0].shape[1], device=length.device)
+        visible = (slots <= length.unsqueeze(1))[:, None, None, :]
         o = self._softmax_attention(q, tuple(kept), visible, self.bias(tuple(kept), 1))
         length += alive
         return o, state
@@ -192,7 +192,7 @@ class Attention(QKVMixer):
         ).transpose(1, 2)
 
     def _positions(self, x: Tensor, past: Any, layout: Sequences | None) -> Tensor:
-        seen = None if past is None else past[-1]  # lengths, or where there are tokens
+        seen = None if past is None else past[-1]  # lengths [B] (decoding), or a mask of tokens [B, S]
         if seen is not None and seen.ndim == 2:
             seen = seen.sum(1)
         if layout is not None:
@@ -202,13 +202,13 @@ class Attention(QKVMixer):
         return position if seen is None else position + seen.unsqueeze(1)
 
     def merge(self, past: LayerState, after: LayerState, rows: Tensor) -> LayerState:
-        """Rows without a token get padding where the others have their new tokens."""
+        """See :meth:`SequenceMixer.merge`; rows without a token are padded to the length of the others."""
         grown = after["attn_state"][-1].shape[1] - past["attn_state"][-1].shape[1]
         padded = tuple(F.pad(t, (0, 0) * (t.ndim - 2) + (0, grown)) for t in past["attn_state"])
         return super().merge({**past, "attn_state": padded}, after, rows)
 
     def decoding_state(self, state: LayerState, capacity: int) -> LayerState:
-        """See :meth:`SequenceMixer.decoding_state`; the tokens of each row come first, then room for more."""
+        """See :meth:`SequenceMixer.decoding_state`; each row holds its tokens without padding, then free slots."""
         *kept, valid = state["attn_state"]
         order = valid.logical_not().argsort(dim=1, stable=True)
         buffers = []
@@ -232,7 +232,7 @@ class Attention(QKVMixer):
         return {**convolutions, "attn_state": (*kept, valid)}
 
     def state_form(self) -> dict[str, tuple[Shape, ...] | None] | None:
-        """See :meth:`SequenceMixer.state_form`: keys, values and extras of T tokens, and where there is one."""
+        """See :meth:`SequenceMixer.state_form`: keys, values, extras and mask of T tokens."""
         extras = self.extra_shapes()
         if extras is None:
             return None
@@ -241,12 +241,12 @@ class Attention(QKVMixer):
         return {"recurrent_state": None, "attn_state": kept, "conv_state": self.conv_form()}
 
     def state_size(self, length: int = 1) -> int:
-        """Keys and values of ``length`` tokens."""
+        """Return the number of scalars in keys and values of ``length`` tokens."""
         return 2 * self.num_kv_heads * self.head_dim * length
 
 
 class ForgettingAttention(Attention):
-    """Softmax attention that forgets: ``logits_ts = q_t · k_s / √D + Σ_{s<i<=t} log f_i``, f a sigmoid gate per head.
+    """Softmax attention with forget gates: ``logits_ts = q_t · k_s / √D + Σ_{s<i<=t} log f_i``, f a sigmoid per head.
 
     From *Forgetting Transformer: Softmax Attention with a Forget Gate* (Lin et al., 2025), without positions.
 
@@ -268,16 +268,16 @@ class ForgettingAttention(Attention):
         self.f_proj = nn.Linear(hidden_size, num_heads, bias=True)
 
     def extras(self, x: Tensor) -> tuple[Tensor, ...]:
-        """``log f [B, T, H]``, in float32 at least."""
+        """Return ``log f [B, T, H]``, in float32 or float64."""
         logits = self.f_proj(x)
         return (F.logsigmoid(logits if logits.dtype == torch.float64 else logits.float()),)
 
     def extra_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """One number per head."""
+        """Return the shape of ``log f`` for one token."""
         return ((self.num_heads,),)
 
     def bias(self, kept: tuple[Tensor, ...], queries: int) -> Tensor:
-        """``Σ_{s<i<=t} log f_i`` for the last ``queries`` tokens t and all s, zeros for s > t."""
+        """Return ``Σ_{s<i<=t} log f_i`` for the last ``queries`` tokens t and all s, zero for s > t."""
         total = kept[2].cumsum(1, dtype=torch.float64).transpose(1, 2)  # [N, H, S]
         forgotten = total[:, :, -queries:, None] - total[:, :, None, :]
         return forgotten.clamp_max(0).to(kept[2].dtype)
@@ -285,7 +285,7 @@ class ForgettingAttention(Attention):
     def attend(
         self, q: Tensor, kept: tuple[Tensor, ...], past: Any, layout: Sequences | None, return_state: bool
     ) -> tuple[Tensor, Any]:
-        """See :meth:`Attention.attend`; by flash-linear-attention where asked for and nothing is carried."""
+        """See :meth:`Attention.attend`; backend ``"fla"`` is used where no state is read or returned."""
         if self.backend == "fla" and past is None and not return_state:
             k, v, log_forget = kept
             cu_seqlens = None if layout is None else F.pad(layout.lengths.cumsum(0), (1, 0))

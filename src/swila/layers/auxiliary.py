@@ -1,4 +1,4 @@
-"""Auxiliary losses and diagnostics of all layers of a model, found by walking its modules."""
+"""Auxiliary losses and routing diagnostics of all layers of a model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from swila.layers.load_balancing import RoutingDiagnostics
 
 
 def collect_auxiliary_loss(model: nn.Module) -> Tensor:
-    """The mean of what ``auxiliary_loss()`` returns, over the modules that have one to give; 0 if none has.
+    """Return the mean of ``auxiliary_loss()`` over the modules that have an auxiliary loss; 0 if none has.
 
-    The mean, so that a weight means the same for any number of layers. A loss is handed out once per forward call.
+    It is a mean so that a weight means the same for any number of layers. Each loss is returned once per forward call.
     """
     losses = _given_by(model, "auxiliary_loss")
     if not losses:
@@ -22,7 +22,7 @@ def collect_auxiliary_loss(model: nn.Module) -> Tensor:
 
 
 def collect_routing_diagnostics(model: nn.Module) -> RoutingDiagnostics | None:
-    """The mean of ``routing_diagnostics()`` over the modules that have some; None if none has."""
+    """Return the mean of ``routing_diagnostics()`` over the modules that have diagnostics; None if none has."""
     found = _given_by(model, "routing_diagnostics")
     if not found:
         return None
@@ -30,7 +30,7 @@ def collect_routing_diagnostics(model: nn.Module) -> RoutingDiagnostics | None:
 
 
 def _given_by(model: nn.Module, method: str) -> list[Any]:
-    """What the method returns in those modules that have it, and something to give."""
+    """Return the results of the method that are not None, over the modules that have it."""
     found = []
     for module in model.modules():
         if callable(getattr(module, method, None)):

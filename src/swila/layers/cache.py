@@ -1,4 +1,4 @@
-"""What the layers of a model carry from one call to the next."""
+"""The states of a model's layers between calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 Shape = tuple[int, ...] | None
-SHARED = "layer_idx must be given, a different one to each layer, for layers that share a cache"
+SHARED = "layer_idx must be given, and differ between layers, for layers that share a cache"
 
 
 class LayerState(TypedDict, total=False):
-    """What one layer carries; each entry a tensor or a (nested) tuple of tensors, with the batch in front."""
+    """State of one layer; each entry is a tensor or a (nested) tuple of tensors with the batch as first dimension."""
 
     recurrent_state: Any
     attn_state: Any
@@ -23,25 +23,25 @@ class LayerState(TypedDict, total=False):
 
 
 class Cache:
-    """States of the layers of a model, by ``layer_idx``.
+    """States of a model's layers, by ``layer_idx``.
 
     The protocol (``cache[i]`` is a dict, ``update(..., layer_idx=, offset=)``) is that of flash-linear-attention, so
-    the recurrent layers work with its cache as well. An update replaces what the layer carried before. An entry belongs
-    to the layer that wrote it: another layer with the same index is refused (not under ``torch.compile``).
+    recurrent layers also work with its cache. An update replaces the layer's previous state. An entry belongs to the
+    layer that wrote it: another layer with the same index raises ValueError (not under ``torch.compile``).
     """
 
-    is_compileable = False  # transformers asks
+    is_compileable = False  # read by transformers
 
     def __init__(self) -> None:
         self._states: dict[int, LayerState] = {}
         self._tokens: dict[int, int] = {}
-        self._owners: dict[int, weakref.ref[Any]] = {}  # none where a cache was pickled or read from a file
+        self._owners: dict[int, weakref.ref[Any]] = {}  # empty after unpickling or reading from a file
         self._handed_over = False
 
     def index_of(self, layer: Any, layer_idx: int | None) -> int:
-        """Return the index of a layer's entry; ValueError if the entry is another layer's.
+        """Return the index of a layer's entry; raise ValueError if the entry belongs to another layer.
 
-        A layer without an index has entry 0 of a cache that no other layer uses.
+        A layer without an index uses entry 0 of a cache that no other layer uses.
         """
         index = 0 if layer_idx is None else layer_idx
         owner = self._owners.get(index)
@@ -52,24 +52,24 @@ class Cache:
                 raise ValueError(SHARED)
             raise ValueError(
                 f"layer_idx must be different for each layer that shares a cache, got {layer_idx} for a second layer: "
-                f"entry {layer_idx} of past_key_values was written by another one (pass past_key_values.released() to "
-                "hand it over on purpose)"
+                f"entry {layer_idx} of past_key_values was written by another layer (to transfer it on purpose, pass "
+                "past_key_values.released())"
             )
         return index
 
     def claim(self, layer: Any, index: int) -> None:
-        """Note that a layer has written an entry, which from then on is its own."""
+        """Record the layer that wrote an entry as its owner."""
         self._owners[index] = weakref.ref(layer)
 
     def released(self) -> Cache:
-        """Return a cache with the same tensors that no layer owns yet, to continue with other layer objects."""
+        """Return a cache with the same tensors and no owners, to continue with other layer objects."""
         new = self.map(lambda t: t)
         new._owners, new._handed_over = {}, True
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
         new = self.map(torch.clone)
-        for index, owner in self._owners.items():  # which may be copied along
+        for index, owner in self._owners.items():  # the layer may be copied in the same call
             layer = owner()
             new._owners[index] = weakref.ref(memo.get(id(layer), layer)) if layer is not None else owner
         new._handed_over = self._handed_over
@@ -83,29 +83,29 @@ class Cache:
 
     def __getitem__(self, layer_idx: int) -> LayerState:
         if layer_idx not in self._states:
-            raise IndexError(f"the cache holds nothing of layer {layer_idx}; it has {sorted(self._states)}")
+            raise IndexError(f"the cache has no state of layer {layer_idx}; it has states of {sorted(self._states)}")
         return self._states[layer_idx]
 
     def __contains__(self, layer_idx: object) -> bool:
         return layer_idx in self._states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens the layer has seen, padding included."""
+        """Return the number of tokens that the layer has processed, padding included."""
         return self._tokens.get(layer_idx, 0)
 
     def seen_by(self, layers: int) -> int:
-        """Return the tokens that layers 0, 1, ... have seen; ValueError unless all have seen as many."""
+        """Return the number of tokens processed by layers 0, 1, ...; raise ValueError unless it is the same for all."""
         seen = {self.get_seq_length(i) for i in range(layers)}
         if len(seen) > 1:
             raise ValueError(
-                f"past_key_values must be of a call that went through all {layers} layers, got one whose layers have "
-                f"seen {' and '.join(map(str, sorted(seen)))} tokens (a call that failed half-way?); begin anew, or "
-                "keep a copy (past_key_values.map(torch.clone)) before each call to return to"
+                f"past_key_values must come from a call that completed all {layers} layers, got one whose layers have "
+                f"processed {' and '.join(map(str, sorted(seen)))} tokens (did a call fail half-way?); start with a "
+                "new cache, or keep a copy before each call (past_key_values.map(torch.clone))"
             )
         return seen.pop()
 
     def set_seq_length(self, tokens: int) -> None:
-        """Say how many tokens of each row the layers have seen; a model that takes the padding out knows better."""
+        """Set the number of processed tokens of all layers, for models that remove the padding before the layers."""
         self._tokens = dict.fromkeys(self._states, tokens)
 
     def update(
@@ -117,35 +117,35 @@ class Cache:
         layer_idx: int = 0,
         offset: int = 1,
     ) -> LayerState:
-        """Replace the state of a layer, ``offset`` tokens later."""
-        # a dict display, because compilers do not know TypedDict's constructor
+        """Replace the state of a layer after ``offset`` more tokens."""
+        # a dict display, because torch.compile does not support TypedDict's constructor
         state: LayerState = {"recurrent_state": recurrent_state, "attn_state": attn_state, "conv_state": conv_state}
         self._states[layer_idx] = state
         self._tokens[layer_idx] = self.get_seq_length(layer_idx) + offset
         return state
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Cache:
-        """A new cache with the function applied to every tensor, for example ``lambda t: t.detach()``."""
+        """Return a new cache with the function applied to every tensor, for example ``lambda t: t.detach()``."""
         new = Cache()
         new._tokens, new._owners = dict(self._tokens), dict(self._owners)
         new._states = {i: map_tensors(function, state) for i, state in self._states.items()}
         return new
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """:meth:`batch_select` in this very object, as transformers calls it."""
+        """:meth:`batch_select` in place, under the name that transformers calls."""
         self._states = self.batch_select(beam_idx)._states
 
     def crop(self, max_length: int) -> None:
-        """What transformers calls to take tokens back, which a recurrent state cannot."""
-        raise ValueError("a recurrent state cannot be rolled back: keep a copy (cache.map(torch.clone)) to return to")
+        """Raise ValueError: a recurrent state cannot remove tokens. Transformers calls this method."""
+        raise ValueError("a recurrent state cannot be rolled back; keep a copy to return to (cache.map(torch.clone))")
 
     def batch_select(self, indices: Tensor) -> Cache:
-        """A new cache with the rows of the batch in another order, repeated or left out (beam search)."""
+        """Return a new cache with the given rows of the batch, in that order (for beam search)."""
         return self.map(lambda t: t.index_select(0, indices.to(t.device)))
 
 
 def map_tensors(function: Callable[..., Tensor], *trees: Any) -> Any:
-    """The function applied to the tensors of nested dicts and tuples of the same form."""
+    """Apply a function to the tensors of nested dicts and tuples of the same structure."""
     first = trees[0]
     if isinstance(first, Tensor):
         return function(*trees)
@@ -158,7 +158,7 @@ def map_tensors(function: Callable[..., Tensor], *trees: Any) -> Any:
 
 
 def check_cache(past_key_values: Any) -> None:
-    """Raise ValueError unless layers can use this cache: ours, or one with flash-linear-attention's methods."""
+    """Raise ValueError unless this is a :class:`Cache` or has the methods of flash-linear-attention's cache."""
     if isinstance(past_key_values, Cache):
         return
     update = getattr(past_key_values, "update", None)
@@ -169,12 +169,12 @@ def check_cache(past_key_values: Any) -> None:
     if "recurrent_state" not in accepted or not hasattr(past_key_values, "__getitem__"):
         raise ValueError(
             f"past_key_values must be a swila.layers.Cache (or flash-linear-attention's), got "
-            f"{type(past_key_values).__name__}; leave it out and pass use_cache=True to begin with an empty one"
+            f"{type(past_key_values).__name__}; to start with an empty one, omit it and pass use_cache=True"
         )
 
 
 def layer_state(past_key_values: Any, layer_idx: int) -> LayerState | None:
-    """What a cache (ours or flash-linear-attention's) holds of a layer, or None."""
+    """Return the state of a layer in a cache (ours or flash-linear-attention's), or None."""
     known = layer_idx in past_key_values if isinstance(past_key_values, Cache) else layer_idx < len(past_key_values)
     if not known:
         return None
@@ -185,7 +185,7 @@ def layer_state(past_key_values: Any, layer_idx: int) -> LayerState | None:
 def check_form(
     state: LayerState, form: Mapping[str, tuple[Shape, ...] | None] | None, layer: str, layer_idx: int
 ) -> None:
-    """Raise ValueError unless a state has the parts and shapes of a layer; see ``SequenceMixer.state_form``."""
+    """Raise ValueError unless a state has the parts and shapes that a layer needs; see ``SequenceMixer.state_form``."""
     for part, needed in (form or {}).items():
         given: Any = state.get(part)
         entries = given if isinstance(given, tuple | list) else (given,)
@@ -198,7 +198,7 @@ def check_form(
 
 
 def _same_form(found: Any, needed: Any) -> bool:
-    """Whether nested tuples of sizes are the same, with -1 for any size."""
+    """Return whether nested tuples of sizes are equal, where -1 matches any size."""
     if isinstance(found, tuple) and isinstance(needed, tuple):
         return len(found) == len(needed) and all(map(_same_form, found, needed))
     return found == needed or (needed == -1 and isinstance(found, int))
@@ -220,10 +220,10 @@ def batch_size(state: LayerState) -> int:
 
 
 def merge_rows(old: Any, new: Any, rows: Tensor) -> Any:
-    """``old`` with the given rows replaced by ``new``, in nested states of the same form."""
+    """Return ``old`` with the given rows replaced by ``new``, for nested states of the same structure."""
     return map_tensors(lambda before, after: before.index_copy(0, rows, after.to(before.dtype)), old, new)
 
 
 def select_rows(state: Any, rows: Tensor) -> Any:
-    """The given rows of the batch of a nested state."""
+    """Return the given rows of a nested state."""
     return map_tensors(lambda t: torch.index_select(t, 0, rows), state)

@@ -1,4 +1,4 @@
-"""How a call goes over its tokens."""
+"""The context of one call of a layer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 class CallContext(NamedTuple):
-    """What every part of a layer must know of a call beside its tokens.
+    """Arguments of a call that every part of a layer needs, besides the tokens.
 
     Attributes:
-        cu_seqlens: bounds of packed sequences, int ``[N + 1]``; or None.
-        return_state: whether what the layer carries on is wanted.
-        alive: None; or, for a decoding step that writes the state over the old one, which rows take it, bool ``[B]``.
-            The others keep theirs bit for bit.
+        cu_seqlens: Boundaries of packed sequences, int ``[N + 1]``, or None.
+        return_state: Whether to return the layer's state.
+        alive: None, or in a decode step that updates the state in place, the rows to update, bool ``[B]``. The state of
+            the other rows stays bit-identical.
     """
 
     cu_seqlens: Tensor | None = None

@@ -1,4 +1,4 @@
-"""The gate that decays the state."""
+"""The decay of a recurrent state."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from swila.layers.projection import make_projection
 class DecayGate(nn.Module):
     """``log α = -exp(A) softplus(W x + b) <= 0``, as in Mamba-2, Gated DeltaNet and KDA.
 
-    A rate ``exp(A)`` for each of ``groups`` (heads, or heads and mixtures), each with ``width`` decays of its own. At
-    the start, rates are uniform in [``slowest``, 16] and ``softplus(b)`` log-uniform in [0.001, 0.1].
+    Each of ``groups`` (heads, or heads times mixtures) has a rate ``exp(A)`` and ``width`` decays. Initially, rates are
+    uniform in [``slowest``, 16] and ``softplus(b)`` is log-uniform in [0.001, 0.1].
 
     Args:
-        hidden_size: width of the input.
-        groups: number of rates.
-        width: decays in each group.
-        projection: kind of ``W``; see :func:`~swila.layers.projection.make_projection`.
-        slowest: lower end of the rates at the start.
+        hidden_size: Width of the input.
+        groups: Number of rates.
+        width: Number of decays per group.
+        projection: Kind of ``W``; see :func:`~swila.layers.projection.make_projection`.
+        slowest: Lower bound of the initial rates.
     """
 
     no_weight_decay = ("A_log", "dt_bias")
@@ -36,18 +36,18 @@ class DecayGate(nn.Module):
         self.A_log = nn.Parameter(torch.empty(groups))
         self.dt_bias = nn.Parameter(torch.empty(groups * width))
         for name in self.no_weight_decay:
-            getattr(self, name)._no_weight_decay = True  # the mark other trainers look for; a copy loses it
+            getattr(self, name)._no_weight_decay = True  # read by other trainers; lost in a copy
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the rates and biases; the projection is left as it is."""
+        """Draw the rates and biases; the projection is not changed."""
         with torch.no_grad():
             self.A_log.uniform_(self.slowest, 16).clamp_min_(1e-4).log_()
             dt = self.dt_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp_()
             self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
     def forward(self, x: Tensor) -> Tensor:
-        """``log α [..., groups, width]``, in float32 at least."""
+        """Return ``log α [..., groups, width]``, in float32 or float64."""
         steps = self.proj(x)
         full = steps if steps.dtype == torch.float64 else steps.float()
         rates = self.A_log.to(full.dtype).exp().unsqueeze(-1)

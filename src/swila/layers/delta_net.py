@@ -1,6 +1,6 @@
 """DeltaNet, Gated DeltaNet and KDA: the switching delta rule with one regressor per head (J = 1).
 
-There is no scale on q in any of them: the norm of the output undoes it.
+None of them scales q: the norm of the output would cancel a scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from swila.layers.recurrent import RecurrentMixer, head_dims
 
 
 class DeltaRuleMixer(RecurrentMixer):
-    """One regressor per head with a scalar β; subclasses say what decays, and whether the output has a gate."""
+    """One regressor per head with a scalar learning rate β.
+
+    Attributes:
+        decays: What has a decay of its own: each head, each key dimension, or None for no decay.
+        gates_output: Whether the output has a gate by default.
+    """
 
     decays: ClassVar[Literal["head", "key"] | None] = None
     gates_output: ClassVar[bool] = False
@@ -85,7 +90,7 @@ class DeltaNet(DeltaRuleMixer):
 
 
 class GatedDeltaNet(DeltaRuleMixer):
-    """The delta rule on a state that first decays by a scalar ``α_t`` per head, ``W_{t-1} -> α_t W_{t-1}``.
+    """The delta rule on a state first decayed by a scalar ``α_t`` per head, ``W_{t-1} -> α_t W_{t-1}``.
 
     From *Gated Delta Networks: Improving Mamba2 with Delta Rule* (Yang et al., 2025).
     """
@@ -95,7 +100,7 @@ class GatedDeltaNet(DeltaRuleMixer):
 
 
 class KimiDeltaAttention(DeltaRuleMixer):
-    """KDA: the delta rule on a state that first decays by an ``α_t`` per key dim, ``W_{t-1} -> W_{t-1} Diag(α_t)``.
+    """KDA: the delta rule on a state first decayed by an ``α_t`` per key dimension, ``W_{t-1} -> W_{t-1} Diag(α_t)``.
 
     The decay comes from a projection of rank V. From *Kimi Linear: An Expressive, Efficient Attention Architecture*
     (Kimi Team, 2025).

@@ -1,4 +1,4 @@
-"""The delta rule with its decays, by our operation with one regressor per head, or by flash-linear-attention."""
+"""The delta rule with decay: our operation with one regressor per head, or flash-linear-attention's kernels."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def delta_rule(
     context: CallContext = WHOLE,
     backend: str = "auto",
 ) -> tuple[Tensor, SwitchingState | None]:
-    """``W = W Diag(α) + β (v - W Diag(α) k) kᵀ``, read as ``W q``, for every head.
+    """Run ``W = W Diag(α) + β (v - W Diag(α) k) kᵀ`` with output ``W q`` for every head.
 
     Args:
-        q: queries ``[B, T, H, K]``; there is no scale on them.
-        k: keys ``[B, T, H, K]``.
-        v: values ``[B, T, H, V]``.
-        beta: learning rates in [0, 1], ``[B, T, H]``.
+        q: Queries ``[B, T, H, K]``; they are not scaled.
+        k: Keys ``[B, T, H, K]``.
+        v: Values ``[B, T, H, V]``.
+        beta: Learning rates in [0, 1], ``[B, T, H]``.
         log_decay: None, ``log α [B, T, H]`` (Gated DeltaNet) or ``[B, T, H, K]`` (KDA).
-        state: the :class:`~swila.SwitchingState` to start from, with J = 1.
-        context: of the call.
-        backend: of :func:`swila.switching_delta_rule`, or ``"fla"``.
+        state: Initial :class:`~swila.SwitchingState` with J = 1, or None.
+        context: Context of the call.
+        backend: Backend of :func:`swila.switching_delta_rule`, or ``"fla"``.
 
     Returns:
-        The output ``[B, T, H, V]``, and the state or None.
+        The output ``[B, T, H, V]``, and the final state or None.
     """
     if backend == "fla":
         W = None if state is None else SwitchingState(*state).W.squeeze(2)

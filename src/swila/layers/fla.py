@@ -1,4 +1,4 @@
-"""flash-linear-attention's kernels for the baselines, where it is installed and a GPU is there."""
+"""Kernels of flash-linear-attention for the baselines; they need the package and a GPU."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from torch import Tensor
 
 
 def unusable() -> str | None:
-    """Why flash-linear-attention cannot be used on this machine, or None."""
+    """Return why flash-linear-attention cannot be used on this machine, or None if it can."""
     if find_spec("fla") is None:
         return "flash-linear-attention is not installed (pip install flash-linear-attention)"
     if find_spec("triton") is None:
         return "triton is not installed"
     if not torch.cuda.is_available():
-        return "torch sees no GPU"
+        return "torch finds no GPU"
     return None
 
 
 def check(x: Tensor) -> None:
-    """Raise ValueError unless its kernels can take this tensor."""
+    """Raise ValueError unless its kernels support this tensor."""
     if reason := unusable():
         raise ValueError(f"backend 'fla' cannot be used here: {reason}")
     if not x.is_cuda:
         raise ValueError(f"backend 'fla' needs tensors on a GPU, got {x.device}")
     if x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"backend 'fla' needs bfloat16 or float16 (its kernels refuse more), got {x.dtype}")
+        raise ValueError(f"backend 'fla' needs bfloat16 or float16 (its kernels support no other dtype), got {x.dtype}")
 
 
 def delta_rule(
@@ -39,13 +39,13 @@ def delta_rule(
     cu_seqlens: Tensor | None,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The delta rule with a decay per head or per key dim; see :func:`swila.layers.delta_rule.delta_rule`.
+    """Run the delta rule with a decay per head or per key dimension; see :func:`swila.layers.delta_rule.delta_rule`.
 
-    The state ``W [N, H, V, K]`` is float32. Without gradients, short sequences go through the recurrent kernels.
+    The state ``W [N, H, V, K]`` is float32. Without gradients, short sequences use the recurrent kernels.
     """
     check(v)
     short = q.shape[1] <= 64 and not torch.is_grad_enabled()
-    # its states are [N, H, K, V]
+    # states of flash-linear-attention are [N, H, K, V]
     common = {
         "scale": 1.0,
         "initial_state": None if W is None else W.float().mT.contiguous(),
@@ -72,7 +72,7 @@ def delta_rule(
 
 
 def forgetting_attention(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Causal attention with forget gates ``log_forget [B, T, H]``; queries and keys of the same tokens."""
+    """Return causal attention with forget gates ``log_forget [B, T, H]``; queries and keys are of the same tokens."""
     check(v)
     from fla.ops.forgetting_attn import parallel_forgetting_attn
 

@@ -1,4 +1,4 @@
-"""What a layer's last call left behind."""
+"""Auxiliary loss and routing statistics of a layer's last call."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swila.ops import RoutingStats
 
 
 class LastCall:
-    """A loss to be collected and statistics to be looked at; copies and pickles of a layer begin without them.
+    """Auxiliary loss and routing statistics of a layer's last call; copies and pickles of a layer do not include them.
 
     Attributes:
-        loss: the auxiliary loss, with its graph, until it is taken.
-        stats: the routing statistics, detached.
+        loss: Auxiliary loss, with its graph, until it is taken.
+        stats: Routing statistics, detached.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class LastCall:
         self.stats: RoutingStats | None = None
 
     def keep_loss(self, loss: Tensor) -> None:
-        """Note the loss, unless this is a recomputation by gradient checkpointing: its loss was taken long ago."""
+        """Keep the loss, unless gradient checkpointing recomputes the call: its loss has been taken before."""
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             self.loss = loss
 
     def take_loss(self) -> Tensor | None:
-        """The loss, once."""
+        """Return the loss and forget it."""
         loss, self.loss = self.loss, None
         return loss
 

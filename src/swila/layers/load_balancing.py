@@ -1,11 +1,12 @@
-r"""Load balancing and router diagnostics, all from the operation's routing statistics.
+r"""Load balancing and routing diagnostics, computed from the operation's routing statistics.
 
 For one side (key or query), with the usage ``u_j`` (mean responsibility over batch and time) and the mean per-token
 entropy, per head and output dimension:
 
     H_marg = -Σ_j u_j log u_j        H_cond = mean_t H(r_t)        L_MI = -λ_marg H_marg + λ_cond H_cond
 
-Maximal mutual information between token and mixture: mixtures used evenly, each token committed to one.
+With equal weights, minimising the loss maximises the mutual information between token and mixture: mixtures are used
+evenly, and each token commits to one.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from swila.ops import RoutingStats
 
 
 def marginal_entropy(usage: Tensor) -> Tensor:
-    """Entropy in nats of ``usage [H, J, V]``, per head and output dim ``[H, V]``."""
+    """Return the entropy in nats of ``usage [H, J, V]``, per head and output dimension ``[H, V]``."""
     return torch.special.entr(usage.clamp_min(torch.finfo(usage.dtype).tiny)).sum(1)
 
 
 def mutual_information_loss(stats: RoutingStats, marginal: float = 1.0, conditional: float = 1.0) -> Tensor:
-    """``L_MI``, the mean over heads, output dims and the two sides.
+    """Return ``L_MI``, averaged over heads, output dimensions and the two sides.
 
     Args:
-        stats: of :func:`swila.switching_delta_rule` with ``routing_stats=True``.
-        marginal: weight λ_marg of even usage.
-        conditional: weight λ_cond of commitment.
+        stats: Statistics from :func:`swila.switching_delta_rule` with ``routing_stats=True``.
+        marginal: Weight λ_marg of even usage.
+        conditional: Weight λ_cond of commitment.
     """
     sides = ((stats.key_usage, stats.key_entropy), (stats.query_usage, stats.query_entropy))
     losses = [conditional * H_cond.mean() - marginal * marginal_entropy(usage).mean() for usage, H_cond in sides]
@@ -38,15 +39,15 @@ def mutual_information_loss(stats: RoutingStats, marginal: float = 1.0, conditio
 
 
 class RoutingDiagnostics(NamedTuple):
-    """How a layer uses its mixtures; scalars, means over heads and output dims.
+    """Usage of a layer's mixtures, as scalars averaged over heads and output dimensions.
 
     Attributes:
-        key_utilization_entropy: entropy of the usage over log J; 1 if mixtures are used evenly.
-        key_routing_entropy: mean per-token entropy over log J; 0 if every token commits to one mixture.
-        key_dead_fraction: fraction of mixtures used less than ``0.1 / J``.
-        query_utilization_entropy: the same for the mix at retrieval.
-        query_routing_entropy: likewise.
-        query_dead_fraction: likewise.
+        key_utilization_entropy: Entropy of the usage divided by log J; 1 if mixtures are used evenly.
+        key_routing_entropy: Mean per-token entropy divided by log J; 0 if every token commits to one mixture.
+        key_dead_fraction: Fraction of mixtures with usage below ``0.1 / J``.
+        query_utilization_entropy: As above, on the query side.
+        query_routing_entropy: As above, on the query side.
+        query_dead_fraction: As above, on the query side.
     """
 
     key_utilization_entropy: Tensor
@@ -59,7 +60,7 @@ class RoutingDiagnostics(NamedTuple):
 
 @torch.no_grad()
 def routing_diagnostics(stats: RoutingStats) -> RoutingDiagnostics:
-    """The paper's three statistics for both sides; no host synchronisation, so it can be logged at every step."""
+    """Return the paper's three statistics for both sides. Does not synchronise with the host."""
     J = stats.key_usage.shape[1]
     scale = math.log(J) if J > 1 else 1.0
     found = []

@@ -1,4 +1,4 @@
-"""The contract of every sequence layer, ours and its baselines."""
+"""The interface of every sequence layer: SwiLA, its baselines, and layers of users."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ from swila.layers.packing import check_packing, pack
 
 
 class SequenceMixer(nn.Module):
-    """A layer that mixes tokens along time: what all of them share, and the two methods each of them writes.
+    """Base class of layers that mix tokens along time.
 
-    :meth:`forward` is that of flash-linear-attention's layers. It deals with padding, packed sequences and the cache,
-    once; a layer writes :meth:`mix`, for whole or packed sequences, and :meth:`state_size`.
+    :meth:`forward` has the signature of flash-linear-attention's layers. It handles padding, packed sequences and the
+    cache. A subclass implements :meth:`mix`, for dense or packed sequences, and :meth:`state_size`.
+
+    Args:
+        hidden_size: Width of the input and output.
+        layer_idx: Index of the layer in the model; its key in a shared cache.
     """
 
     def __init__(self, hidden_size: int, layer_idx: int | None = None) -> None:
         super().__init__()
         check_counts(hidden_size=hidden_size)
         if layer_idx is not None and (not isinstance(layer_idx, int) or layer_idx < 0):
-            raise ValueError(f"layer_idx must be the layer's place in the model, 0 or more, got {layer_idx!r}")
+            raise ValueError(f"layer_idx must be the index of the layer in the model, 0 or more, got {layer_idx!r}")
         self.hidden_size = hidden_size
         self.layer_idx = layer_idx
         self.last_call = LastCall()
@@ -54,13 +58,13 @@ class SequenceMixer(nn.Module):
         """Mix the tokens.
 
         Args:
-            hidden_states: ``[B, T, hidden_size]``.
-            attention_mask: 1 for a token and 0 for padding, ``[B, T]``; with a cache also that of the whole text so
-                far, ``[B, tokens before + T]``, of which the last T columns count.
-            past_key_values: the :class:`~swila.layers.Cache` of the tokens before these; it is read and updated.
-            use_cache: whether to make a cache if none is given.
-            output_attentions: must be False; it is here because callers pass it.
-            cu_seqlens: bounds of packed sequences, int ``[N + 1]``; then B must be 1, and a cache has N rows.
+            hidden_states: Input ``[B, T, hidden_size]``.
+            attention_mask: 1 for tokens and 0 for padding, ``[B, T]``. With a cache it may cover the whole text,
+                ``[B, past tokens + T]``; only the last T columns are used.
+            past_key_values: :class:`~swila.layers.Cache` of the previous tokens; it is read and updated.
+            use_cache: Whether to create a cache if none is given.
+            output_attentions: Must be False; accepted because callers pass it.
+            cu_seqlens: Boundaries of packed sequences, int ``[N + 1]``; requires B = 1. A cache then has N rows.
 
         Returns:
             The output ``[B, T, hidden_size]`` (zeros at padding), None, and the cache or None.
@@ -77,7 +81,7 @@ class SequenceMixer(nn.Module):
                 f"hidden_states must have at least one row and one token, got shape {list(hidden_states.shape)}"
             )
         if output_attentions:
-            raise ValueError("output_attentions must be False: this layer forms no attention matrix")
+            raise ValueError("output_attentions must be False: this layer computes no attention matrix")
         if cu_seqlens is not None:
             check_packing(cu_seqlens, hidden_states)
         if self.training:
@@ -85,7 +89,9 @@ class SequenceMixer(nn.Module):
         if past_key_values is None and use_cache:
             past_key_values = Cache()
         index, past = 0, None
-        if past_key_values is not None:  # not looked at otherwise: a compiler then takes all layers for the same
+        if (
+            past_key_values is not None
+        ):  # layer_idx is read only with a cache, so that one compiled graph serves all layers
             index, past = self._past(past_key_values)
         seen = past_key_values.get_seq_length(index) if past is not None and attention_mask is not None else 0
         packed = pack(hidden_states, attention_mask, cu_seqlens, seen)
@@ -95,7 +101,7 @@ class SequenceMixer(nn.Module):
                 f"past_key_values must have a row for each of {num_sequences} sequences, got {batch_size(past)}"
             )
         if packed.rows is not None and past is None and past_key_values is not None:
-            raise ValueError("attention_mask must leave every row at least one token when a cache begins")
+            raise ValueError("attention_mask must leave every row at least one token in the first call with a cache")
 
         if packed.x.shape[1] == 0:
             return packed.restore(packed.x), None, past_key_values
@@ -112,7 +118,7 @@ class SequenceMixer(nn.Module):
         return packed.restore(y), None, past_key_values
 
     def _past(self, past_key_values: Any) -> tuple[int, LayerState | None]:
-        """The layer's entry in a cache, and what it holds of the tokens before these."""
+        """Return the index of the layer's entry in a cache, and its state or None."""
         if torch.compiler.is_compiling():
             index = 0 if self.layer_idx is None else self.layer_idx
             return index, layer_state(past_key_values, index)
@@ -124,7 +130,7 @@ class SequenceMixer(nn.Module):
         elif (self.state_form() or {}).get("attn_state") is not None:
             raise ValueError(
                 f"past_key_values must be a swila.layers.Cache for {type(self).__name__}, got "
-                f"{type(past_key_values).__name__}, which would add keys and values that are there already"
+                f"{type(past_key_values).__name__}, which would append keys and values a second time"
             )
         else:
             index = self.layer_idx
@@ -134,33 +140,34 @@ class SequenceMixer(nn.Module):
         return index, past
 
     def state_form(self) -> dict[str, tuple[Shape, ...] | None] | None:
-        """Shapes of what this layer carries for one row, by part of a :class:`~swila.layers.cache.LayerState`.
+        """Return the shapes of the layer's state for one row, by part of a :class:`~swila.layers.cache.LayerState`.
 
-        ``-1`` stands for any size. A part that is None must be absent. None (the default) leaves states unchecked.
+        ``-1`` stands for any size; None for a part that must be absent. Returning None (default) disables the check.
         """
         return None
 
     def mix(self, x: Tensor, past: LayerState | None, context: CallContext) -> tuple[Tensor, LayerState | None]:
-        """Mix ``x [B, T, hidden_size]`` (packed: ``[1, T, hidden_size]``), from ``past`` on.
+        """Mix ``x [B, T, hidden_size]`` (packed: ``[1, T, hidden_size]``), starting from the state ``past``.
 
         Returns:
-            The output, and with ``context.return_state`` what the layer carries on.
+            The output, and the new state if ``context.return_state``, else None.
         """
         raise NotImplementedError
 
     def merge(self, past: LayerState, after: LayerState, rows: Tensor) -> LayerState:
-        """The state of the whole batch when only some of its ``rows`` had a token: ``past`` with those replaced."""
+        """Return the state of a batch in which only ``rows`` had tokens: ``past`` with these replaced by ``after``."""
         return merge_rows({key: past.get(key) for key in after}, after, rows)
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
-        """One token for decoding, over the old state, whose addresses stay.
+        """Run one decode step, updating the state in place.
 
-        This is for any layer whose state keeps its shape; those that can write over it as they go have their own.
+        This version works for any layer whose state keeps its shape, and copies the new state over the old one. Layers
+        that compute in place override it.
 
         Args:
-            x: ``[B, 1, hidden_size]``.
-            state: of :meth:`decoding_state`; it is written to.
-            alive: which rows take the step, bool ``[B]``; the others keep their state, their output means nothing.
+            x: Input ``[B, 1, hidden_size]``.
+            state: State from :meth:`decoding_state`; updated in place.
+            alive: Rows to update, bool ``[B]``. The other rows keep their state; their output is undefined.
         """
         y, after = self.mix(x, state, CallContext(return_state=True))
         assert after is not None
@@ -169,27 +176,27 @@ class SequenceMixer(nn.Module):
         return y
 
     def decoding_state(self, state: LayerState, capacity: int) -> LayerState:
-        """A copy of what a cache holds of this layer in the form :meth:`step` takes, with room for ``capacity`` tokens.
+        """Return a copy of this layer's cached state for :meth:`step`, with room for ``capacity`` tokens.
 
-        What does not grow needs no room.
+        Only states that grow with the text need the room.
         """
         return map_tensors(lambda t: t.clone(memory_format=torch.contiguous_format), state)
 
     def cached_state(self, state: LayerState) -> LayerState:
-        """The way back from :meth:`decoding_state`, a copy as well."""
+        """Return a copy of a decoding state in the form that a cache holds; the inverse of :meth:`decoding_state`."""
         return map_tensors(torch.clone, state)
 
     def auxiliary_loss(self) -> Tensor | None:
-        """The load-balancing loss of the last call in training, once; None if there is none, or it was taken.
+        """Return the load-balancing loss of the last call in training, once; None if there is none or it was taken.
 
-        To be taken between the forward and the backward call. With gradient checkpointing use the kind that is not
-        reentrant; the other one runs the call without gradients.
+        Call this between forward and backward. Gradient checkpointing must use ``use_reentrant=False``: the reentrant
+        version runs the forward call without gradients.
         """
         return self.last_call.take_loss()
 
     def state_size(self, length: int = 1) -> int:
-        """Scalars of memory carried after ``length`` tokens: the recurrent matrices alone, or keys and values.
+        """Return the number of scalars in the state after ``length`` tokens: recurrent matrices, or keys and values.
 
-        As in the paper, convolution buffers and SwiLA's last responsibilities are not counted.
+        As in the paper, states of convolutions and SwiLA's last responsibilities are not counted.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Mixture of memories: several delta-rule memories, of which a router picks a few at each token."""
+"""Mixture of memories: several delta-rule memories, of which a router selects a few for each token."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from swila.layers.recurrent import RecurrentMixer
 
 
 class MixtureOfMemories(RecurrentMixer):
-    r"""M memories with keys and values of their own; each token writes to and reads from the ``top_k`` that suit it.
+    r"""M memories with keys and values of their own; each token writes to and reads from ``top_k`` of them.
 
     With ``s = softmax(W_r x)``, the selected set ``S`` of the ``top_k`` largest, and ``w_m = s_m / Σ_{S} s`` on it::
 
-        W_m <- delta rule of (k_m, v_m, β_m)   for m in S, the others untouched
-        o    = Σ_{m in S} w_m W_m q            (+ W_shared q, a memory that sees every token)
+        W_m <- delta rule of (k_m, v_m, β_m)   for m in S; the others do not change
+        o    = Σ_{m in S} w_m W_m q            (+ W_shared q, a memory that every token uses)
 
-    From *MoM: Linear Sequence Modeling with Mixture-of-Memories* (Du et al., 2026). Memories are heads of one call: a
-    token that is not routed to a memory has β = 0 and no decay there, which is no step at all. Nothing passes between
-    tokens but through the states, so nothing leaks, in training or not.
+    From *MoM: Linear Sequence Modeling with Mixture-of-Memories* (Du et al., 2026). Memories are heads of one call
+    of the operation: a token that is not routed to a memory has β = 0 and no decay there, which leaves the memory as it
+    is. Tokens interact only through the states, so the layer is causal and keeps samples apart, also in training.
 
-    Deviations from flash-linear-attention's code: the short convolutions run over the sequence before routing, not over
-    each memory's tokens (its training runs them over the packed tokens of all memories and samples, which lets later
-    tokens and other samples in); with a decay, its bias is per memory.
+    Differences from flash-linear-attention's code: the short convolutions run over the sequence before routing. There,
+    training runs them over the packed tokens of all memories and samples, which mixes in later tokens and other
+    samples. With a decay, its bias is per memory.
 
     Args:
         hidden_size: Width of the input and output.
@@ -91,11 +91,11 @@ class MixtureOfMemories(RecurrentMixer):
         return torch.einsum("btshv,bts->bthv", o.unflatten(2, (S, H)), weights.to(o.dtype)), state
 
     def memory_form(self) -> tuple[Shape, ...]:
-        """See :meth:`RecurrentMixer.memory_form`; memories are heads."""
+        """See :meth:`RecurrentMixer.memory_form`; the memories are heads."""
         return (self.streams * self.num_heads, 1, self.head_v_dim, self.head_k_dim), None, None
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Reading weights and 0/1 use of every memory, both ``[B, T, S]``; the shared memory comes last."""
+        """Return the read weights and the 0/1 use of every memory, both ``[B, T, S]``; the shared memory is last."""
         probabilities = self.router(x).softmax(-1, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
         chosen, index = probabilities.topk(self.top_k, -1)
         used = torch.zeros_like(probabilities).scatter(-1, index, 1.0)
@@ -108,11 +108,13 @@ class MixtureOfMemories(RecurrentMixer):
 
 
 def switch_loss(probabilities: Tensor, used: Tensor) -> Tensor:
-    """``M Σ_m f_m P_m``: the share of tokens that use memory m times its mean probability; ``top_k`` when even.
+    """Return ``M Σ_m f_m P_m``, with the fraction ``f_m`` of tokens that use memory m and its mean probability ``P_m``.
+
+    The value is ``top_k`` when memories are used evenly.
 
     Args:
-        probabilities: of the router, ``[B, T, M]``.
-        used: 1 where a token uses a memory, ``[B, T, M]``.
+        probabilities: Probabilities of the router, ``[B, T, M]``.
+        used: 1 where a token uses a memory, else 0, ``[B, T, M]``.
     """
     M = probabilities.shape[-1]
     return M * (used.mean((0, 1)) * probabilities.mean((0, 1))).sum()

@@ -1,6 +1,6 @@
-"""Padded batches as packed sequences: tokens without the padding, one sequence after another.
+"""Conversion of padded batches to packed sequences: the tokens without padding, one sequence after another.
 
-A layer then has one kind of variable length to deal with, ``cu_seqlens``. For example the left-padded batch
+Layers then handle variable length in one form, ``cu_seqlens``. For example, the left-padded batch
 
     mask  0 0 1 1        tokens . . a b
           1 1 1 1               c d e f
@@ -20,14 +20,14 @@ from swila.ops.validation import INTEGER, check_cu_seqlens, values_are_checked
 
 
 class Packed(NamedTuple):
-    """The tokens of a call as a layer computes them, and the way back.
+    """The tokens of a call in the form that layers process, and the data to restore the batch.
 
     Attributes:
-        x: ``[B, T, D]`` as they came, or ``[1, tokens, D]`` packed.
-        cu_seqlens: bounds of the packed sequences, or None.
-        kept: indices of the packed tokens among the ``B * T``; None if nothing was taken out.
-        rows: rows of the batch that have a token; None if all have.
-        shape: ``(B, T)`` of the batch as it came.
+        x: Unchanged input ``[B, T, D]``, or packed tokens ``[1, tokens, D]``.
+        cu_seqlens: Boundaries of the packed sequences, or None.
+        kept: Indices of the packed tokens among the ``B * T``; None if nothing was removed.
+        rows: Rows of the batch that have a token; None if all have.
+        shape: ``(B, T)`` of the original batch.
     """
 
     x: Tensor
@@ -37,7 +37,7 @@ class Packed(NamedTuple):
     shape: tuple[int, int]
 
     def restore(self, y: Tensor) -> Tensor:
-        """Results ``[1, tokens, D]`` in their places in ``[B, T, D]``, zeros at the padding."""
+        """Scatter results ``[1, tokens, D]`` back to ``[B, T, D]``, with zeros at the padding."""
         if self.kept is None:
             return y
         B, T = self.shape
@@ -46,14 +46,14 @@ class Packed(NamedTuple):
 
 
 def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None, seen: int = 0) -> Packed:
-    """Take the padding out of a batch ``x [B, T, D]``.
+    """Remove the padding from a batch ``x [B, T, D]``.
 
     Args:
-        x: hidden states.
-        attention_mask: 1 for a token, 0 for padding, ``[B, T]``, or ``[B, seen + T]`` of which the last T count (the
-            mask of a whole text, when only its end is passed). Left, right or any other padding.
-        cu_seqlens: bounds of sequences that are packed already; excludes a mask.
-        seen: tokens before these, padding included.
+        x: Hidden states.
+        attention_mask: 1 for tokens, 0 for padding, ``[B, T]``; or ``[B, seen + T]`` for the whole text, of which the
+            last T columns are used. Padding may be anywhere.
+        cu_seqlens: Boundaries of sequences that are packed already; excludes a mask.
+        seen: Number of previous tokens, padding included.
     """
     B, T = x.shape[:2]
     if cu_seqlens is not None:
@@ -85,17 +85,15 @@ def pack(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None, se
 
 
 def pack_by_position(x: Tensor, position_ids: Tensor) -> Packed:
-    """The sequences of ``x [B, T, D]`` by their places ``[B, T]`` (or ``[1, T]``): one begins where these are 0.
+    """Pack ``x [B, T, D]`` by its position ids ``[B, T]`` (or ``[1, T]``): a sequence starts where they are 0.
 
-    A row of the batch begins one in any case.
+    Each row of the batch also starts a sequence.
     """
     B, T = x.shape[:2]
     _check_positions(position_ids, B, T)
     begins = position_ids.expand(B, T) == 0
     if values_are_checked(x.device) and bool(((position_ids.diff() != 1) & ~begins[: len(position_ids), 1:]).any()):
-        raise ValueError(
-            "position_ids must go up by 1 at each token, or start again from 0 where a new sequence begins"
-        )
+        raise ValueError("position_ids must increase by 1 at each token, or restart from 0 where a new sequence starts")
     if not bool(begins[:, 1:].any()):
         return Packed(x, None, None, None, (B, T))
     starts = (begins.flatten() | (torch.arange(B * T, device=x.device) % T == 0)).nonzero().squeeze(1)
@@ -104,7 +102,7 @@ def pack_by_position(x: Tensor, position_ids: Tensor) -> Packed:
 
 
 def split_by_position(packed: Packed, position_ids: Tensor) -> Packed:
-    """Sequences that padding was taken out of, begun anew where the places ``[B, T]`` (or ``[1, T]``) are 0."""
+    """Split sequences without padding further, where the position ids ``[B, T]`` (or ``[1, T]``) are 0."""
     assert packed.kept is not None
     assert packed.cu_seqlens is not None
     B, T = packed.shape
@@ -125,9 +123,9 @@ def _check_positions(position_ids: Tensor, B: int, T: int) -> None:
 
 
 def check_packing(cu_seqlens: Tensor, x: Tensor) -> None:
-    """Raise ValueError unless these are bounds of sequences packed in ``x [1, T, D]``.
+    """Raise ValueError unless these are boundaries of sequences packed in ``x [1, T, D]``.
 
-    Values are read where :func:`swila.set_value_checks` wants it.
+    Values are checked depending on :func:`swila.set_value_checks`.
     """
     if not isinstance(cu_seqlens, Tensor):
         raise ValueError(f"cu_seqlens must be a torch.Tensor, got {type(cu_seqlens).__name__}")
@@ -143,16 +141,22 @@ def check_packing(cu_seqlens: Tensor, x: Tensor) -> None:
 
 
 class Sequences(NamedTuple):
-    """Which sequence each token of a packed row belongs to, and its place in it; both ``[T]``."""
+    """The sequences of packed tokens.
+
+    Attributes:
+        row: Index of the sequence of each token, ``[T]``.
+        position: Position of each token in its sequence, ``[T]``.
+        lengths: Lengths of the sequences, ``[N]``.
+    """
 
     row: Tensor
     position: Tensor
-    lengths: Tensor  # [N]
+    lengths: Tensor
 
 
 def sequences(cu_seqlens: Tensor, T: int) -> Sequences:
-    """The sequences of a packed row of T tokens: ``cu_seqlens`` 0 2 6 gives row 0 0 1 1 1 1, position 0 1 0 1 2 3."""
+    """Return the sequences of T packed tokens: ``cu_seqlens`` 0 2 6 gives row 0 0 1 1 1 1, position 0 1 0 1 2 3."""
     time = torch.arange(T, device=cu_seqlens.device)
     row = torch.searchsorted(cu_seqlens[1:].contiguous(), time, right=True)
-    row = row.clamp_max(len(cu_seqlens) - 2)  # wrong bounds that nothing has read yet must not break the GPU's context
+    row = row.clamp_max(len(cu_seqlens) - 2)  # unchecked bounds must not cause an illegal access on the GPU
     return Sequences(row, time - cu_seqlens[row], cu_seqlens.diff())

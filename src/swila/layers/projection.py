@@ -1,4 +1,4 @@
-"""Projections by name: full, low-rank, or SwiGLU with an inner width."""
+"""Projections by name: full, low-rank, or SwiGLU."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(inner, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``."""
+        """Map ``[..., in_features]`` to ``[..., out_features]``."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 def make_projection(name: str, kind: str, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
-    """A projection of the given kind.
+    """Return a projection of the given kind.
 
     Args:
-        name: of the argument that chose it, for the error.
-        kind: ``"linear"``, ``"low-rank:16"`` (two matrices of rank 16) or ``"swiglu:256"`` (inner width 256).
-        in_features: width of the input.
-        out_features: width of the output.
-        bias: whether the last matrix has one.
+        name: Name of the option that selects the kind, for the error message.
+        kind: ``"linear"``, ``"low-rank:16"`` (two matrices, rank 16) or ``"swiglu:256"`` (inner width 256).
+        in_features: Width of the input.
+        out_features: Width of the output.
+        bias: Whether the last matrix has a bias; not for SwiGLU.
     """
     match = re.fullmatch(r"linear|(low-rank|swiglu):([1-9]\d*)", kind) if isinstance(kind, str) else None
     if match is None or (bias and match[1] == "swiglu"):

@@ -1,4 +1,4 @@
-"""A call of our operation as layers make it: from a cached state on, and by the way made for decoding where it fits."""
+"""Calls of the operation by layers: from a cached state, with the decode step where possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from swila.ops import SwitchingOutput, SwitchingState, switching_delta_rule, swi
 def run_recurrence(
     operands: Mapping[str, Any], state: Any, context: CallContext, routing_stats: bool = False, **options: Any
 ) -> SwitchingOutput:
-    """:func:`swila.switching_delta_rule` on ``operands``, or for one token its step.
+    """Run :func:`swila.switching_delta_rule`, or :func:`swila.switching_delta_rule_step` for a single token.
 
     Args:
-        operands: the arguments that have a time axis, by name.
-        state: the parts of a :class:`~swila.SwitchingState` as a cache gives them back, or None.
-        context: of the call.
-        routing_stats: whether to return routing statistics.
-        options: ``decay_order``, ``normalize``, ``backend``.
+        operands: The arguments that have a time axis, by name.
+        state: Parts of a :class:`~swila.SwitchingState`, as a cache holds them, or None.
+        context: Context of the call.
+        routing_stats: Whether to return routing statistics; the decode step has none.
+        **options: ``decay_order``, ``normalize`` and ``backend``.
     """
     options["initial_state"] = None if state is None else SwitchingState(*state)
     if context.alive is not None:
@@ -34,7 +34,7 @@ def run_recurrence(
 
 
 def _step_in_place(operands: Mapping[str, Any], alive: Tensor, options: dict[str, Any]) -> SwitchingOutput:
-    """A step over the old state. Without a learning rate and a decay the weights of a row stay as they are."""
+    """Run a decode step in place. A learning rate of 0 and no decay leave the weights of a row unchanged."""
     state = options["initial_state"]
     still = {name: x * per_row(alive, x) for name, x in operands.items() if name in ("beta", "log_decay")}
     before = [None if part is None else part.clone() for part in state[1:]]

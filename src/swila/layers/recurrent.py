@@ -1,4 +1,4 @@
-"""What the layers with a matrix state share: projections, convolutions, the norm and the gate of the output."""
+"""Base class of layers with a matrix state: head dimensions, output norm, output gate and output projection."""
 
 from __future__ import annotations
 
@@ -144,13 +144,25 @@ class RecurrentMixer(QKVMixer):
         return y, {"recurrent_state": state, "conv_state": conv_state} if context.return_state else None
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
-        """See :meth:`SequenceMixer.step`; no second state in memory where :meth:`recur` writes over the old one."""
+        """See :meth:`SequenceMixer.step`; updates the state in place if ``steps_in_place``."""
         if not self.steps_in_place:
             return super().step(x, state, alive)
         return self.mix(x, state, CallContext(return_state=True, alive=alive))[0]
 
     def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, context: CallContext) -> tuple[Tensor, Any]:
-        """The recurrence: from ``q [B,T,H,K]``, ``k [B,T,S*H,K]``, ``v [B,T,S*H,V]`` to ``o [B,T,H,V]`` and a state."""
+        """Run the recurrence, with S streams of keys and values.
+
+        Args:
+            x: Input of the layer ``[B, T, hidden_size]``, for routers and gates.
+            q: Queries ``[B, T, H, K]``.
+            k: Keys ``[B, T, S*H, K]``.
+            v: Values ``[B, T, S*H, V]``.
+            state: State returned by an earlier call, or None.
+            context: Context of the call.
+
+        Returns:
+            The output ``[B, T, H, V]``, and the new state or None.
+        """
         raise NotImplementedError
 
     def _project(self, x: Tensor, conv_state: Any, context: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
@@ -168,7 +180,7 @@ class RecurrentMixer(QKVMixer):
         return o * (F.silu(gate) if self.output_gate_activation == "silu" else gate.sigmoid())
 
     def memory_form(self) -> tuple[Shape, ...] | None:
-        """Shapes of the state that :meth:`recur` returns, for one row; None (the default) leaves states unchecked."""
+        """Return the shapes of :meth:`recur`'s state for one row; None (the default) disables the check of caches."""
         return None
 
     def state_form(self) -> dict[str, tuple[Shape, ...] | None] | None:
@@ -179,5 +191,5 @@ class RecurrentMixer(QKVMixer):
         return {"recurrent_state": memory, "attn_state": None, "conv_state": self.conv_form()}
 
     def state_size(self, length: int = 1) -> int:
-        """``H K V`` for each stream."""
+        """Return ``H K V`` for each stream; see :meth:`SequenceMixer.state_size`."""
         return self.streams * self.num_heads * self.head_k_dim * self.head_v_dim

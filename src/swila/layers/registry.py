@@ -23,7 +23,7 @@ MIXERS: dict[str, type[SequenceMixer]] = {
 
 
 def register_mixer(name: str, mixer: type[SequenceMixer]) -> None:
-    """Make a layer known by name, to models and experiments."""
+    """Register a layer under a name, for use in models and experiments."""
     if not (isinstance(mixer, type) and issubclass(mixer, SequenceMixer)):
         raise ValueError(f"mixer must be a subclass of SequenceMixer, got {mixer!r}")
     for method in ("mix", "state_size"):
@@ -37,7 +37,13 @@ def register_mixer(name: str, mixer: type[SequenceMixer]) -> None:
 
 
 def make_mixer(name: str, hidden_size: int, **options: Any) -> SequenceMixer:
-    """The layer of that name with its options, or a ValueError that says what there is."""
+    """Make a layer by its name.
+
+    Args:
+        name: Key of :data:`MIXERS`.
+        hidden_size: Width of the input and output.
+        **options: Options of the layer's class. An unknown option raises ValueError.
+    """
     if name not in MIXERS:
         raise ValueError(f"mixer must be one of {', '.join(MIXERS)}, got {name!r}")
     accepted = [parameter for parameter in inspect.signature(MIXERS[name]).parameters if parameter != "hidden_size"]

@@ -14,22 +14,24 @@ from swila.layers.packing import sequences
 
 
 class ShortConvolution(nn.Module):
-    """``y_t = Σ_i w_i x_{t-W+1+i}`` for each channel, then optionally SiLU; W the width.
+    """``y_t = Σ_i w_i x_{t-W+1+i}`` for each channel, followed by SiLU or no activation.
 
-    Sequences start from zeros, or from the last ``W - 1`` inputs of the call before. Channels beyond the layer's own
-    number are further streams through the same filters.
+    Sequences start from zeros, or from the last ``W - 1`` inputs of the previous call. An input with a multiple of C
+    channels is several streams through the same filters.
 
     Args:
-        channels: number of filters C.
-        width: taps of each filter, W.
-        bias: whether to add one per channel.
+        channels: Number of filters, C.
+        width: Number of taps of each filter, W.
+        bias: Whether to add a bias per channel.
         activation: ``"silu"`` or None.
     """
 
     def __init__(self, channels: int, width: int, bias: bool = False, activation: str | None = "silu") -> None:
         super().__init__()
         if not isinstance(width, int) or width < 2:
-            raise ValueError(f"conv_size must be at least 2, got {width}; turn it off with use_short_conv=False")
+            raise ValueError(
+                f"conv_size must be at least 2, got {width}; use_short_conv=False turns the convolution off"
+            )
         if activation not in ("silu", None):
             raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
         self.channels, self.width, self.activation = channels, width, activation
@@ -38,7 +40,7 @@ class ShortConvolution(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform, as torch starts a convolution."""
+        """Draw the weights uniformly, as torch initialises a convolution; biases are 0."""
         nn.init.uniform_(self.weight, -1 / math.sqrt(self.width), 1 / math.sqrt(self.width))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -49,7 +51,7 @@ class ShortConvolution(nn.Module):
         """Convolve ``x [B, T, C]`` (packed: ``[1, T, C]``).
 
         Returns:
-            ``y`` of the same shape, and the last inputs ``[N, W - 1, C]`` of every sequence if wanted.
+            ``y`` of the same shape, and the last inputs ``[N, W - 1, C]`` of every sequence if ``return_state``.
         """
         streams = x.shape[-1] // self.channels
         weight = self.weight.repeat(streams, 1).to(x.dtype)
@@ -66,7 +68,7 @@ class ShortConvolution(nn.Module):
         return F.silu(y) if self.activation else y, last
 
     def state_shape(self, streams: int = 1) -> tuple[int, int]:
-        """Shape of what is carried of one row: the last inputs of every channel."""
+        """Return the shape of the state for one row: the last inputs of every channel."""
         return self.width - 1, streams * self.channels
 
     def _dense(self, x: Tensor, state: Tensor | None, return_state: bool) -> tuple[list[Tensor], Tensor | None]:
@@ -91,14 +93,14 @@ class ShortConvolution(nn.Module):
         if not return_state:
             return taps, None
         last = [before]
-        for back in range(reach, 0, -1):  # the inputs that will lie `back` before the next token
+        for back in range(reach, 0, -1):  # the inputs `back` positions before the next token
             at = (cu_seqlens[1:] - back).clamp_min(0)
             carried = before.gather(1, (reach + lengths - back).clamp(0, reach - 1)[:, None, None].expand(-1, 1, C))
             last.append(torch.where((lengths >= back)[:, None, None], x[0, at].unsqueeze(1), carried))
         return taps, torch.cat(last[1:], 1)
 
     def extra_repr(self) -> str:
-        """Sizes, for printing."""
+        """Return the sizes, for printing."""
         return f"{self.channels}, width={self.width}, activation={self.activation}"
 
 
@@ -108,7 +110,7 @@ def convolve(
     state: Sequence[Tensor] | None,
     context: CallContext,
 ) -> tuple[list[Tensor], tuple[Tensor | None, ...] | None]:
-    """Each input through its own convolution, with their states side by side."""
+    """Apply a convolution to each input; the state is the tuple of their states."""
     before = [None] * len(modules) if state is None else state
     pairs = [
         module(x, last, context.cu_seqlens, context.return_state)

@@ -1,4 +1,4 @@
-r"""Switching linear attention, the layer."""
+"""The switching linear attention layer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from swila.ops import RoutingStats, SwitchingOutput, SwitchingState
 
 
 class RoutingTrace(NamedTuple):
-    """Where each token went: responsibilities ``r`` (key side) and mix ``ρ`` (query side), ``[B, T, H, J, V]``."""
+    """Routing of each token: responsibilities ``r`` (key side) and mix ``ρ`` (query side), ``[B, T, H, J, V]``."""
 
     key: Tensor
     query: Tensor
 
 
 class SwiLA(RecurrentMixer):
-    r"""A mixture of J online linear regressors per head, each output dimension choosing among them at every token.
+    r"""A mixture of J online linear regressors per head; each output dimension selects among them at every token.
 
     From the input ``x_t``, per head, mixture ``j`` and output dimension ``d``::
 
@@ -40,8 +40,8 @@ class SwiLA(RecurrentMixer):
         g^k, g^q = sigmoid(W_g x + b_g)                                       temporal gates (with temporal)
         α        = exp(-exp(A) softplus(W_α x + b_α))                         decay (with decay)
 
-    then the recurrence of :func:`swila.switching_delta_rule`, an RMSNorm per head, optionally an output gate, and the
-    output projection.
+    The recurrence of :func:`swila.switching_delta_rule` follows, then an RMSNorm per head, an optional output gate, and
+    the output projection.
 
     Args:
         hidden_size: Width of the input and output.
@@ -136,7 +136,7 @@ class SwiLA(RecurrentMixer):
         if temporal:
             self.key_gate = nn.Linear(hidden_size, H * V, bias=False)
             self.query_gate = nn.Linear(hidden_size, H * V, bias=False)
-            # parameters of their own, so that an initialisation of all Linear modules leaves the stickiness
+            # not biases of the Linear modules, which models reinitialise to 0
             self.temporal_bias = float(temporal_bias)
             self.key_gate_bias = nn.Parameter(torch.empty(H * V))
             self.query_gate_bias = nn.Parameter(torch.empty(H * V))
@@ -149,7 +149,7 @@ class SwiLA(RecurrentMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start the stickiness of the temporal gates; the modules inside start themselves."""
+        """Set the biases of the temporal gates; submodules initialise themselves."""
         if self.temporal:
             nn.init.constant_(self.key_gate_bias, self.temporal_bias)
             nn.init.constant_(self.query_gate_bias, self.temporal_bias)
@@ -160,7 +160,7 @@ class SwiLA(RecurrentMixer):
         """See :meth:`RecurrentMixer.recur`."""
         balanced = False
         if self.training and (self.balance_marginal != 0 or self.balance_conditional != 0):
-            balanced = True  # a branch, because a compiler may take the weights for symbols
+            balanced = True  # a branch, because torch.compile may treat the weights as symbols
         stats = balanced or self.track_routing
         out = self._run(self._operands(x, q, k, v), state, context, stats)
         if out.stats is not None:
@@ -171,13 +171,13 @@ class SwiLA(RecurrentMixer):
         return out.output, out.state
 
     def routing_diagnostics(self) -> RoutingDiagnostics | None:
-        """Utilisation, routing entropy and dead mixtures of the last call that kept statistics."""
+        """Return utilisation, routing entropy and dead mixtures of the last call that kept statistics, or None."""
         stats = self.last_call.stats
         return None if stats is None else routing_diagnostics(stats)
 
     @torch.no_grad()
     def trace(self, hidden_states: Tensor) -> RoutingTrace:
-        """Responsibilities and mix of every token of ``hidden_states [B, T, hidden_size]``; to look at, not fast."""
+        """Return responsibilities and mix of every token of ``hidden_states [B, T, hidden_size]``; for inspection."""
         x, q, k, v, _ = self._project(hidden_states, None, CallContext())
         operands = self._operands(x, q, k, v)
         key, query = [], []
@@ -195,9 +195,10 @@ class SwiLA(RecurrentMixer):
 
     @contextmanager
     def changed(self, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Iterator[None]:
-        """Within, what the layer hands to the operation passes ``change`` first; for experiments on what it has learnt.
+        """Within this context, apply ``change`` to the operands of the operation, to study a trained layer.
 
-        It gets the arguments of :func:`swila.switching_delta_rule` that have a time axis, by name.
+        Args:
+            change: Function of the arguments of :func:`swila.switching_delta_rule` that have a time axis, by name.
         """
         self._change = change
         try:
@@ -206,13 +207,13 @@ class SwiLA(RecurrentMixer):
             self._change = None
 
     def memory_form(self) -> tuple[Shape, ...]:
-        """See :meth:`RecurrentMixer.memory_form`; with temporal priors also the last r and ρ."""
+        """See :meth:`RecurrentMixer.memory_form`; with temporal priors it includes the last r and ρ."""
         H, J, K, V = self.num_heads, self.num_mixtures, self.head_k_dim, self.head_v_dim
         last = (H, J, V) if self.temporal else None
         return (H, J, V, K), last, last
 
     def state_size(self, length: int = 1) -> int:
-        """``H J K V``."""
+        """Return ``H J K V``; see :meth:`SequenceMixer.state_size`."""
         return super().state_size() * self.num_mixtures
 
     def _run(self, operands: dict[str, Tensor], state: Any, context: CallContext, stats: bool) -> SwitchingOutput:
@@ -241,7 +242,7 @@ class SwiLA(RecurrentMixer):
         return operands if self._change is None else self._change(operands)
 
     def extra_repr(self) -> str:
-        """The variant and the sizes, for printing."""
+        """Return the sizes and the variant, for printing."""
         sizes = (
             f"num_heads={self.num_heads}, num_mixtures={self.num_mixtures}, K={self.head_k_dim}, V={self.head_v_dim}"
         )
