@@ -197,13 +197,13 @@ def test_where_there_is_no_history_nothing_is_wrong(repository, tmp_path):
     shallow = tmp_path / "shallow"
     subprocess.run(["git", "clone", "-q", "--depth", "1", repository.root.as_uri(), str(shallow)], check=True)
     (told,) = check(shallow)
-    assert told == f"new.json: commit {first} not checked: the history is cut off (a shallow clone)"
+    assert told == f"new.json: commit {first} not checked: the clone is shallow"
 
     inside = repository.root / "vendored"
     shutil.copytree(tmp_path / "tarball", inside)
     assert check(inside) == [], "the commit is known there"
     write(inside / "results", {"new.json": b'{"environment": {"commit": "abc", "sources": "ffffffffffffffff"}}'})
-    assert check(inside) == ["new.json: commit abc not checked: the repository is another one"]
+    assert check(inside) == ["new.json: commit abc not checked: the results are not in the repository that git found"]
 
 
 def test_without_git_nothing_is_wrong(tmp_path, monkeypatch):
@@ -237,12 +237,12 @@ def test_tables_are_not_written_from_results_of_nowhere(tmp_path, monkeypatch):
         copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "results", tmp_path / "results")
     (tmp_path / "results" / "new.json").write_text('{"environment": {"commit": "0123456789ab"}}')
-    before = (tmp_path / "README.md").read_text().replace("`numba`", "`other`")
-    (tmp_path / "README.md").write_text(before)
+    before = (tmp_path / "docs/benchmarks.md").read_text().replace("`numba`", "`other`")
+    (tmp_path / "docs/benchmarks.md").write_text(before)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"error: .*new\.json must name the sources"):
         runpy.run_module("tools.tables")
-    assert (tmp_path / "README.md").read_text() == before
+    assert (tmp_path / "docs/benchmarks.md").read_text() == before
 
 
 def test_the_digest_stands_beside_the_commit():

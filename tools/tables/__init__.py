@@ -1,40 +1,50 @@
-"""Tables for the README and the docs, made from results files: no number in the text that is not in one of them."""
+"""Tables of the README and the docs, written from the results files between markers in the text."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from tools.tables.benchmarks import baseline_tables, generation_table, op_table, time_table, training_table
 from tools.tables.cdar_memory import memory_table, tokens_table
+from tools.tables.generation import generation_table
+from tools.tables.headline import headline
+from tools.tables.operation import baseline_tables, op_table, ratio_table
 from tools.tables.provenance import check
 from tools.tables.recall import epochs_table, rates_table, recall_table, settings_table, small_table
 from tools.tables.recall_claims import recall_claims
 from tools.tables.regbench import regbench_claims, regbench_table
 from tools.tables.softmax_regression import regression_claims, regression_table
+from tools.tables.training import time_table, training_table
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
 
 def tables(results: Path) -> dict[str, dict[str, str]]:
-    """All tables: document, from the repository's root -> name of the markers -> table."""
+    """Return all tables: path of a document -> name of the markers -> table."""
 
     def load(name: str) -> dict:
         return json.loads((results / f"{name}.json").read_text())
 
-    op = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
-    regression, regbench, cdar = load("softmax-regression"), load("regbench"), load("cdar-paper")
+    op_cpu = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
+    op, generation = load("op-cuda"), load("generate-cuda")
+    small, regression, regbench, cdar = (
+        load(name) for name in ("cdar-tiny", "softmax-regression", "regbench", "cdar-paper")
+    )
     return {
         "README.md": {
-            "bench-op-cpu": op_table(op),
-            "bench-op-cuda": baseline_tables(load("op-cuda")),
-            "bench-generate": generation_table(load("generate-cuda")),
-            "run-cdar-tiny": small_table(load("cdar-tiny"), load("cdar-tiny-long")),
+            "headline": headline(op, generation, small),
+            "run-cdar-tiny": small_table(small, load("cdar-tiny-long")),
+            "bench-op-ratios": ratio_table(op),
         },
-        "docs/experiments.md": {
+        "docs/benchmarks.md": {
+            "bench-op-cuda": baseline_tables(op),
+            "bench-op-cpu": op_table(op_cpu),
+            "bench-generate": generation_table(generation),
             "bench-training": training_table(load("training-cuda")),
             "bench-training-paper": training_table(load("training-cuda-cdar"), load("training-cuda-cdar-before")),
             "bench-training-time": time_table(load("training-cuda-cdar")),
+        },
+        "docs/experiments.md": {
             "run-mqar-tiny": small_table(load("mqar-tiny")),
             "run-cdar-settings": settings_table(load("cdar-tiny-settings")),
         },
@@ -55,16 +65,16 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
 
 
 def insert(text: str, name: str, table: str) -> str:
-    """A text with what stands between the markers of that name replaced."""
+    """Return the text with the part between the markers of that name replaced by a table."""
     begin, end = BEGIN.format(name=name), END.format(name=name)
     head, rest = text.split(begin)
     return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def update(root: Path) -> list[str]:
-    """Rewrite the tables of the documents from the results beside them, once these are known to be what they say.
+    """Check where the results come from, then rewrite the tables of the documents.
 
-    Returns what :func:`tools.tables.provenance.check` has to tell.
+    Returns the messages of :func:`tools.tables.provenance.check`.
     """
     told = check(root)
     for name, found in tables(root / "results").items():

@@ -1,4 +1,4 @@
-"""``python -m tools.tables``: check where results come from, then rewrite the tables of README and docs."""
+"""``python -m tools.tables``: check where the results come from, then rewrite the tables of README and docs."""
 
 import sys
 from pathlib import Path

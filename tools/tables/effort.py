@@ -1,4 +1,4 @@
-"""What was tried for a number: learning rates, seeds and epochs; and whether both sides of a comparison had as much."""
+"""Learning rates, seeds and epochs behind a number, and whether both sides of a comparison had the same."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 
 class Effort(NamedTuple):
-    """What runs that are over tried.
+    """Learning rates, seeds and epochs of finished runs.
 
     Attributes:
-        seeds: learning rate -> how many seeds.
-        epochs: of the shortest run as it was planned.
+        seeds: Learning rate -> number of seeds.
+        epochs: Planned epochs of the shortest run.
     """
 
     seeds: dict[float, int]
@@ -20,30 +20,30 @@ class Effort(NamedTuple):
 
     @property
     def runs(self) -> int:
-        """How many there are."""
+        """Number of runs."""
         return sum(self.seeds.values())
 
 
 def is_over(run: dict[str, Any]) -> bool:
-    """Whether a run of a record came to an end, with a score."""
+    """Whether a run of a record finished with a score."""
     return run.get("best") is not None
 
 
 def effort(runs: Iterable[dict[str, Any]]) -> Effort:
-    """The effort of some runs of a record; of those that are not over, none."""
+    """Return the effort of some runs of a record, of which only the finished ones count."""
     over = [run for run in runs if is_over(run)]
     epochs = min((run["planned_steps"] / run["steps_per_epoch"] for run in over), default=0.0)
     return Effort(dict(Counter(run["lr"] for run in over)), epochs)
 
 
 def as_much(theirs: Effort, ours: Effort) -> bool:
-    """Whether one side had all learning rates of the other, with as many seeds of each, and as many epochs."""
+    """Whether ``theirs`` has all learning rates of ``ours``, with as many seeds each, and as many epochs."""
     every = all(theirs.seeds.get(rate, 0) >= count for rate, count in ours.seeds.items())
     return every and round(theirs.epochs) >= round(ours.epochs)
 
 
 def less_tried(name: str, ours: Effort, others: Sequence[Effort], whose: str = "the others") -> list[str]:
-    """In words, what ``others`` (called ``whose``) did not have that ``name`` had; nothing if they all had as much."""
+    """Say where ``others`` (called ``whose``) had less effort than ``name``; an empty list if nowhere."""
     told = []
     if any(each.seeds.get(rate, 0) < count for each in others for rate, count in ours.seeds.items()):
         theirs = f"{_span(each.runs for each in others)} of {_span(len(each.seeds) for each in others)} for {whose}"
@@ -56,10 +56,7 @@ def less_tried(name: str, ours: Effort, others: Sequence[Effort], whose: str = "
 
 
 def below(efforts: Sequence[Effort], rates: Sequence[float], seeds: int, epochs: float) -> list[str]:
-    """In words, what some efforts lack of the paper's learning rates, seeds of each, and epochs.
-
-    The list is empty if nothing is missing.
-    """
+    """Say what some efforts lack of the paper's learning rates, seeds and epochs; an empty list if nothing."""
     found = {
         f"{len(rates)} learning rates": (len(rates), [sum(rate in each.seeds for rate in rates) for each in efforts]),
         f"{seeds} seeds": (seeds, [min(each.seeds.values(), default=0) for each in efforts]),

@@ -8,13 +8,13 @@ _RULES = {"l": "---", "r": "---:"}
 
 
 def markdown(columns: str, headings: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """A table, and a note below it.
+    """Return a table with a note below it.
 
     Args:
-        columns: a letter for each, ``l`` or ``r``: where its text stands.
-        headings: of the columns.
-        rows: cells.
-        note: a paragraph, or nothing.
+        columns: Alignment of each column, a letter ``l`` or ``r``.
+        headings: Headings of the columns.
+        rows: Cells of each row.
+        note: Paragraph below the table, or an empty string.
     """
     rule = [_RULES[letter] for letter in columns]
     lines = [f"| {' | '.join(headings)} |", f"|{'|'.join(rule)}|"]

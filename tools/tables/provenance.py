@@ -1,9 +1,9 @@
 """Whether results come from the commit they name: the digest of their sources, checked against git.
 
 A results file has one ``environment`` or several (``other_environments``), each with the ``commit`` git named and the
-digest of the ``sources`` that ran (:mod:`swila.source_digest`). The digest is the truth: where it is not that of the
-named commit, as on a machine with a copy of the files and a git folder of another time, the commit is looked for in the
-history, and written into the results file. Sources that no commit has are an error.
+digest of the ``sources`` that ran (:mod:`swila.source_digest`). If the digest is not that of the named commit (a
+machine may have a copy of the files and an outdated git folder), the commit is looked up in the history by its digest
+and written into the results file. Sources that match no commit are an error.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ UNDIGESTED = {
 
 
 def check(root: Path) -> list[str]:
-    """Check the results of a repository, and write commits into them where git named another one than the sources'.
+    """Check the commits that the results of a repository name, and correct those that do not match the sources.
 
-    Returns what there is to tell: commits that were written, and files that could not be checked because git, the
-    history or the commit is not there.
+    Returns a message for each commit that was corrected, and for each file that could not be checked because git, the
+    history or the commit is missing.
 
     Raises:
-        ValueError: a results file names no sources and is not excepted, or its sources are those of no commit.
+        ValueError: A results file names no sources and is not on the list of exceptions, or its sources match no
+            commit.
     """
     told = []
     history = History(root)
@@ -68,7 +69,7 @@ def check(root: Path) -> list[str]:
                 if where.get("date") not in UNDIGESTED.get(path.name, ()):
                     raise ValueError(
                         f"{path} must name the sources it comes from (environment.sources), got none; results without "
-                        "them are excepted only if they are on the list in swila/tables/provenance.py"
+                        "them are excepted only if they are on the list in tools/tables/provenance.py"
                     )
                 continue
             named = where.get("commit")
@@ -91,7 +92,7 @@ def check(root: Path) -> list[str]:
 
 
 def environments(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All places a record comes from."""
+    """Yield all environments of a record."""
     yield record.get("environment") or {}
     yield from record.get("other_environments", [])
 
@@ -105,12 +106,12 @@ class History:
         self._trees: dict[str, str] | None = None
 
     def sources_of(self, commit: str) -> str | None:
-        """The digest of a commit, None where it is not known."""
+        """Return the digest of a commit, or None if the commit is unknown."""
         tree = tree_of([commit], self.root).get(commit)
         return None if tree is None else self._digest(tree)
 
     def find(self, sources: str) -> str | None:
-        """The oldest commit up to HEAD that has these sources, abbreviated; None if there is none."""
+        """Return the oldest commit up to HEAD with these sources, abbreviated, or None."""
         if self._trees is None:
             commits = (git(self.root, "rev-list", "--reverse", "HEAD") or b"").decode().split()
             self._trees = tree_of(commits, self.root)
@@ -120,11 +121,11 @@ class History:
         return None
 
     def incomplete(self) -> str | None:
-        """Why sources may be missing here that exist elsewhere; None if the history is complete."""
+        """Return why the history may lack commits, or None if it is complete."""
         shallow = git(self.root, "rev-parse", "--is-shallow-repository")
         if shallow is None:
             return "no git, or no repository"
         top = git(self.root, "rev-parse", "--show-toplevel")
         if top is None or Path(top.decode().strip()).resolve() != self.root.resolve():
-            return "the repository is another one"
-        return "the history is cut off (a shallow clone)" if shallow.strip() == b"true" else None
+            return "the results are not in the repository that git found"
+        return "the clone is shallow" if shallow.strip() == b"true" else None

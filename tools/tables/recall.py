@@ -1,4 +1,4 @@
-"""Tables of ``swila run cdar`` and ``mqar``: the small one, the paper's size, learning rates and open points."""
+"""Tables of ``swila run cdar`` and ``swila run mqar``, by size, learning rate and setting."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from swila.experiments.catalogue import title as model_name
 from swila.experiments.recall.summary import headline
 
 NEAR_PERFECT = 0.95
+SOLVED = 0.99  # training stops there
 
 
 def small_table(record: dict[str, Any], longer: dict[str, Any] | None = None) -> str:
-    """Markdown for the results of ``swila run cdar`` or ``mqar``, and what became of the models with more steps."""
+    """Markdown for the results of the tiny preset: a row for each model; ``longer``: the same with more updates."""
     rows = []
     for row in record["rows"]:
         numbers = f"{row['state']:,}", f"{row['parameters']:,}", f"{row['best']:.3f}", f"{row['mean']:.3f}"
         rows.append((model_name(row["model"]), *numbers, f"{row['solved']} of {row['runs']} seeds"))
     seconds = sum(result["seconds"] for result in record["runs"].values())
     plateau = f"1/C is {record['plateau']:.2f}. " if "plateau" in record else ""
-    plateau += _beside(record)
     return markdown(
         "lrrrrr",
-        ["model", "state", "parameters", "best accuracy", "mean", "solved"],
+        ["model", "state", "parameters", "best accuracy", "mean accuracy", "solved"],
         rows,
-        f"{plateau}The best test accuracy of each run; {seconds:.0f} s of training, summed over runs that go side by "
-        f"side. {_later(longer) if longer else ''}{conditions(record)}.",
+        f"Test accuracy at the best evaluation of each run; a run is solved above {SOLVED}. {plateau}{_beside(record)}"
+        f"{_later(longer) if longer else ''}Training time, summed over all runs: {seconds:.0f} s. "
+        f"{conditions(record, packages=[])}.",
     )
 
 
 def _beside(record: dict[str, Any]) -> str:
-    """What Temporal SwiLA carries beside its weights, r and ρ: J numbers for every output dim, twice."""
+    """Say how large r and ρ are, which Temporal SwiLA carries beside W: J scalars each per output dim."""
     sizes = set()
     for run in record["runs"].values():
         if run["model"] == "temporal-swila":
             mixtures = run["num_layers"] * run["num_heads"] * run["num_mixtures"]
             sizes.add(2 * mixtures * math.isqrt(run["state"] // mixtures))  # heads are as wide as their keys
     told = " or ".join(str(size) for size in sorted(sizes))
-    return f"The state is that of the weights; Temporal SwiLA carries r and ρ as well, {told} scalars. " if told else ""
+    return f"The state counts W alone; Temporal SwiLA carries r and ρ as well ({told} scalars). " if told else ""
 
 
 def _later(record: dict[str, Any]) -> str:
     steps = max(result["steps"] for result in record["runs"].values())
     told = ", ".join(f"{model_name(row['model'])} {row['best']:.2f} ({row['mean']:.2f})" for row in record["rows"])
-    return f"With up to {steps:,} steps the best seeds (and the means) get to: {told}. "
+    return f"After up to {steps:,} updates, the best accuracy (and the mean) is: {told}. "
 
 
 def recall_table(record: dict[str, Any]) -> str:
@@ -68,14 +69,15 @@ def recall_table(record: dict[str, Any]) -> str:
         "lr" + "l" * len(widths),
         ["model", "layers", *headings],
         lines,
-        "Test accuracy: the best evaluation of the best run (how many runs, and their mean, if several). Attention has "
-        f"a cache instead of a state, its size is in the cell. {_beside(record)}1/C is {record['plateau']:.2f}. "
+        "Test accuracy at the best evaluation of the best run; in parentheses the number of runs (×) and their mean. "
+        "Attention has a cache instead of a state; the cell gives its size. "
+        f"{_beside(record)}1/C is {record['plateau']:.2f}. "
         f"{under_which(record)}",
     )
 
 
 def settings_table(record: dict[str, Any]) -> str:
-    """Markdown for variants of one model: how many seeds get how far, for each setting and learning rate."""
+    """Markdown for the seeds of one model: a row for each setting and learning rate."""
     rows = []
     for row in record["rows"]:
         for rate in row["lrs"]:
@@ -86,14 +88,14 @@ def settings_table(record: dict[str, Any]) -> str:
             rows.append((_setting(row), f"{rate:g}", *numbers))
     return markdown(
         "lrrrrr",
-        [model_name(record["rows"][0]["model"]), "learning rate", "solved", "above 0.9", "mean", "worst"],
+        [model_name(record["rows"][0]["model"]), "learning rate", "solved", "above 0.9", "mean", "lowest"],
         rows,
         f"{conditions(record)}.",
     )
 
 
 def rates_table(record: dict[str, Any]) -> str:
-    """Markdown for what each learning rate came to: a row for each model and size that has several."""
+    """Markdown for the accuracy at each learning rate: a row for each model and size with several."""
     rows: list[Any] = [row for row in headline(record["rows"]) if len(row["lrs"]) > 1]
     rates = sorted({rate for row in rows for rate in row["lrs"]})
     lines = []
@@ -105,7 +107,7 @@ def rates_table(record: dict[str, Any]) -> str:
 
 
 def epochs_table(record: dict[str, Any]) -> str:
-    """Markdown for variants of one model: how far a run of each is after every epoch."""
+    """Markdown for the accuracy of one model after every epoch: a row for each setting."""
     runs = list(record["runs"].values())
     last = max(round(run["curve"][-1][0] / run["steps_per_epoch"]) for run in runs)
     rows = []
@@ -119,7 +121,7 @@ def epochs_table(record: dict[str, Any]) -> str:
 
 
 def power(state: int) -> str:
-    """A state size, as a power of two if it is one."""
+    """Format a state size, as a power of two if it is one."""
     return f"$2^{{{state.bit_length() - 1}}}$" if state & (state - 1) == 0 else f"{state:,}"
 
 
@@ -130,9 +132,9 @@ def _cell(row: dict[str, Any] | None, runs: dict[str, Any]) -> str:
     if row["best"] is None:
         begun = [runs[name]["curve"][-1] for name in row["unfinished"] if runs[name]["curve"]]
         if not begun:
-            return "not over" + cache
+            return "unfinished" + cache
         step, score = max(begun)
-        return f"not over; after {step:,} updates {score:.3f}{cache}"
+        return f"unfinished; after {step:,} updates {score:.3f}{cache}"
     over = row["runs"] - len(row["unfinished"])
     rates = f" of {len(row['lrs'])} learning rates" if len(row["lrs"]) > 1 else ""
     several = f" (×{over}{rates}, mean {row['mean']:.3f})" if over > 1 else ""
@@ -146,9 +148,9 @@ def _size(row: dict[str, Any]) -> str:
 
 
 def _setting(found: dict[str, Any]) -> str:
-    return f"`{found['variant']}`" if found.get("variant") else "as it is"
+    return f"`{found['variant']}`" if found.get("variant") else "preset"
 
 
 def depth(row: dict[str, Any]) -> str:
-    """`` (2 layers)``, or nothing for one."""
+    """Return `` (2 layers)``, or an empty string for one layer."""
     return "" if row["layers"] == 1 else f" ({row['layers']} layers)"

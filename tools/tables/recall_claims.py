@@ -1,4 +1,4 @@
-"""What the paper says of context-dependent recall, and what results say."""
+"""The paper's claims about context-dependent recall, and the verdicts of the results."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def recall_claims(
     """Markdown with a verdict on each of the paper's claims about CDAR.
 
     Args:
-        record: the results.
-        longer: runs with more epochs, told beside the others.
-        settings: runs with other values of the open points. Where only one side of a comparison was explored so, that
-            is a reservation.
+        record: The results.
+        longer: Runs with more epochs, reported beside the others.
+        settings: Runs with other values of the settings. If settings were explored for only one side of a comparison,
+            that is a reservation.
     """
     rows: list[Any] = [row for row in headline(record["rows"]) if row["best"] is not None]
     recurrent = [row for row in rows if not has_cache(row["model"])]
@@ -77,17 +77,17 @@ def recall_claims(
         (
             "5.2",
             "The task needs context to persist, which short convolutions cannot do.",
-            "not run by itself; all models here have a short convolution of width 2",
+            "not run separately; all models here have a short convolution of width 2",
         ),
     ]
     return markdown(
         "lll",
         CLAIM,
         claims,
-        f"Near-perfect is {NEAR_PERFECT} or more; means are apart by more than {MARGIN}; a sharp transition gains "
-        f"{STEP} or more between two evaluations, an epoch apart. The paper's runs have {_EPOCHS:.0f} epochs, "
-        f"{len(PAPER.lrs)} learning rates and {PAPER.seeds} seeds for every model and size. As in the paper, a run "
-        "counts with its best evaluation on the test set.",
+        f"Near-perfect means an accuracy of {NEAR_PERFECT} or more. Means differ if they are more than {MARGIN} apart. "
+        f"A transition is sharp if accuracy rises by {STEP} or more between two evaluations, which are an epoch apart. "
+        f"The paper trains every model and size for {_EPOCHS:.0f} epochs with {len(PAPER.lrs)} learning rates and "
+        f"{PAPER.seeds} seeds. As in the paper, a run counts with its best evaluation on the test set.",
     )
 
 
@@ -100,9 +100,9 @@ def _unlike_the_paper(efforts: list[Effort]) -> list[str]:
 
 
 def _exploration(explored: set[str], others: Iterable[Row]) -> list[str]:
-    """A reservation if the open points were explored for the one model and not for the others."""
+    """Return a reservation if settings were explored for Temporal SwiLA and not for the others."""
     if TARGET in explored and not {row["model"] for row in others} <= explored:
-        return [f"the open points explored on {model_name(TARGET)} alone, by test accuracy"]
+        return [f"settings explored on {model_name(TARGET)} alone, by test accuracy"]
     return []
 
 
@@ -112,7 +112,7 @@ def _smallest(rows: list[Row], runs: Runs, explored: set[str]) -> str:
     if not target or not others:
         return NOT_RUN
     ours, theirs = _effort(target, runs), [_effort([row], runs) for row in others]
-    told = f"{_list(target)}; otherwise up to {power(STATE)} {_list(others)}{_in_common(target[0], others, runs)}"
+    told = f"{_list(target)}; others up to {power(STATE)}: {_list(others)}{_in_common(target[0], others, runs)}"
     if max(row["best"] for row in others) >= NEAR_PERFECT:
         return f"{NO}: {told}"
     if target[0]["best"] < NEAR_PERFECT:
@@ -146,30 +146,30 @@ def _in_common(target: Row, others: list[Row], runs: Runs) -> str:
         return ""
     best = [max(scores for _, scores in _of(row, runs, shared)) for row in (target, *others)]
     which = ", ".join(f"learning rate {rate:g} seed {seed}" for rate, seed in sorted(shared))
-    return f"; in what all of them were run with ({which}) {best[0]:.3f} against {max(best[1:]):.3f} at most"
+    return f"; with what all were trained with ({which}) {best[0]:.3f} against at most {max(best[1:]):.3f}"
 
 
 def _shared(rows: list[Row], runs: Runs) -> set[tuple[float, int]]:
-    """Learning rates and seeds with which all of some configurations were run to the end."""
+    """Return the learning rates and seeds with which all configurations have finished runs."""
     tried = [{(run["lr"], run["seed"]) for name in row["names"] if is_over(run := runs[name])} for row in rows]
     return set.intersection(*tried) if tried else set()
 
 
 def _of(row: Row, runs: Runs, which: set[tuple[float, int]]) -> list[tuple[float, float]]:
-    """Learning rate and score of the runs of a row with some learning rates and seeds."""
+    """Return learning rate and score of a row's runs with the given learning rates and seeds."""
     own = (runs[name] for name in row["names"])
     return [(run["lr"], run["best"]) for run in own if is_over(run) and (run["lr"], run["seed"]) in which]
 
 
 def _with_more(record: dict[str, Any] | None, model: str) -> str:
-    """What runs with more epochs came to, or where they stood."""
+    """Report the accuracy of runs with more epochs, finished or not."""
     told = []
     for run in record["runs"].values() if record else ():
         if run["model"] == model and run["curve"]:
             deep = f", {run['num_layers']} layers" if run["num_layers"] > 1 else ""
             epochs = run["planned_steps"] / run["steps_per_epoch"]
             step, score = run["curve"][-1]
-            so_far = f"so far, after {step / run['steps_per_epoch']:.0f}, {score:.3f}"
+            so_far = f"{score:.3f} after {step / run['steps_per_epoch']:.0f} epochs (unfinished)"
             found = f"{run['best']:.3f} in {run['seconds']:.0f} s" if is_over(run) else so_far
             which = f"d {run['hidden_size']}{deep}, learning rate {run['lr']:g}"
             told.append(f"; with {epochs:.0f} epochs ({which}) {found}")
@@ -209,7 +209,7 @@ def _depths(rows: list[Row], runs: Runs) -> str:
 
 
 def _means(rows: list[Row], runs: Runs, explored: set[str]) -> str:
-    """At one state size, over the learning rates and seeds that all of its models have."""
+    """Compare means at one state size, over the learning rates and seeds that all models have."""
     shared = _shared(rows, runs)
     rates = {rate for rate, _ in shared}
     if len(rows) < 2 or len(rates) < 2 or TARGET not in {row["model"] for row in rows}:
@@ -226,7 +226,7 @@ def _means(rows: list[Row], runs: Runs, explored: set[str]) -> str:
 
 
 def _steps(runs: Iterable[dict[str, Any]]) -> str:
-    """The smallest, over near-perfect runs, of each run's largest gain between two evaluations."""
+    """Count the near-perfect runs with a sharp transition between two evaluations."""
     gains, models = [], set()
     for run in runs:
         if run["best"] >= NEAR_PERFECT:
@@ -238,7 +238,7 @@ def _steps(runs: Iterable[dict[str, Any]]) -> str:
     sharp = sum(gain >= STEP for gain in gains)
     word = yes() if sharp == len(gains) else NO
     whose = listed(sorted(model_name(model) for model in models))
-    return f"{word}: {sharp} of {len(gains)} near-perfect runs (of {whose}) gain {STEP} or more at once"
+    return f"{word}: {sharp} of {len(gains)} near-perfect runs (of {whose}) have a sharp transition"
 
 
 def _list(rows: list[Row]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from tools.tables.conditions import under_which
 from tools.tables.effort import effort, less_tried
 from tools.tables.markdown import markdown
-from tools.tables.wording import CLAIM, NO, NOT_RUN, not_decided, of_seeds, standing, yes
+from tools.tables.wording import APART, CLAIM, NO, NOT_RUN, not_decided, of_seeds, standing, yes
 
 from swila.experiments.catalogue import title
 from swila.experiments.regbench.runs import MODELS
@@ -33,13 +33,13 @@ def regbench_table(record: dict[str, Any]) -> str:
         "lr" + "l" * len(sizes),
         ["model", "parameters", *(f"{size:,} automata" for size in sizes)],
         rows,
-        "Test accuracy, means over seeds (lowest–highest; × how many), then total variation and the epoch of the "
-        f"chosen weights. {under_which(record)}",
+        "Mean test accuracy over seeds (lowest–highest; × number of seeds), then total variation (TV) and the mean "
+        f"epoch of the weights with the lowest validation loss. {under_which(record)}",
     )
 
 
 def regbench_claims(record: dict[str, Any]) -> str:
-    """What the paper says of RegBench, and what these results say."""
+    """Markdown with a verdict on each of the paper's claims about RegBench."""
     rows = {(row["model"], row["train_examples"]): row for row in record["rows"] if row["mean"] is not None}
     claims = [
         (
@@ -58,8 +58,7 @@ def regbench_claims(record: dict[str, Any]) -> str:
         "lll",
         CLAIM,
         claims,
-        "Seeds are apart where the worst of one side is above the best of the other, which takes two seeds on both "
-        f"sides. Similar is within {SIMILAR} of the best.",
+        f"{APART} Similar means within {SIMILAR} of the best.",
     )
 
 
@@ -109,9 +108,9 @@ def _in_the_end(rows: Rows) -> str:
     others = {model: row for (model, size), row in rows.items() if size == largest and model != "attention"}
     if others:
         name, best = max(others.items(), key=lambda item: item[1]["mean"])
-        told += f"; next to it with {largest:,} {title(name)} {best['mean']:.3f}"
+        told += f"; the best other model with {largest:,} is {title(name)}, {best['mean']:.3f}"
     if largest < MANY or min(transformer) == largest or not others:
-        fewer = f"{largest:,} automata at most for {title('attention')}"
+        fewer = f"at most {largest:,} automata for {title('attention')}"
         return f"{not_decided([fewer])}: {told}"
     how = [standing(transformer[largest], row) for row in others.values()]
     if set(how) & {"overlap", "not above"}:
@@ -136,8 +135,8 @@ def _accuracy(row: dict[str, Any] | None, runs: dict[str, Any]) -> str:
     if row["mean"] is None:
         begun = [runs[name] for name in row["unfinished"] if runs[name]["curve"]]
         if not begun:
-            return "not over"
+            return "unfinished"
         run = max(begun, key=lambda run: run["curve"][-1][0])
         step, score = run["curve"][-1]
-        return f"not over; after {step / run['steps_per_epoch']:.0f} epochs {score:.3f} on validation"
-    return f"{of_seeds(row['scores'])}, TV {row['test']['tv']:.3f}, {fmean(row['best_epochs']):.0f}"
+        return f"unfinished; after {step / run['steps_per_epoch']:.0f} epochs {score:.3f} on validation"
+    return f"{of_seeds(row['scores'])}, TV {row['test']['tv']:.3f}, epoch {fmean(row['best_epochs']):.0f}"

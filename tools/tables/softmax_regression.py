@@ -9,7 +9,7 @@ from typing import Any
 from tools.tables.conditions import under_which
 from tools.tables.effort import as_much, effort
 from tools.tables.markdown import markdown
-from tools.tables.wording import CLAIM, NO, NOT_RUN, listed, of_seeds, standing, yes
+from tools.tables.wording import APART, CLAIM, NO, NOT_RUN, listed, of_seeds, standing, yes
 
 
 def regression_table(record: dict[str, Any]) -> str:
@@ -26,15 +26,15 @@ def regression_table(record: dict[str, Any]) -> str:
     attention = next((row for row in record["rows"] if row["model"] == "attention"), None)
     return markdown(
         "rlll",
-        ["state", "DeltaNet", "SwiLA, best", "other ways to share the state"],
+        ["state", "DeltaNet", "best SwiLA", "other SwiLA configurations"],
         rows,
-        f"Test R², means over seeds (lowest–highest; × how many). Trainable softmax attention: {_r2(attention)}. "
+        f"Mean test R² over seeds (lowest–highest; × number of seeds). Trainable softmax attention: {_r2(attention)}. "
         f"{under_which(record)}",
     )
 
 
 def regression_claims(record: dict[str, Any]) -> str:
-    """What the paper says of approximating softmax attention, and what these results say."""
+    """Markdown with a verdict on each of the paper's claims about approximating softmax attention."""
     over = {(row["model"], row["size"]): row for row in record["rows"] if row["mean"] is not None}
     scalars = record["task"]["dim"] ** 2
     budgets = sorted({row["state"] // scalars for row in record["rows"] if row["model"] == "swila"})
@@ -64,7 +64,7 @@ def regression_claims(record: dict[str, Any]) -> str:
         (
             "5.1",
             "Budget in mixtures within a head is better than in independent heads.",
-            f"with all of it in the mixtures of one head (H1JB against HB): {above(mixtures, one_head)}",
+            f"one head with B mixtures (H1JB) against B heads (HB): {above(mixtures, one_head)}",
         ),
         (
             "5.1",
@@ -76,9 +76,8 @@ def regression_claims(record: dict[str, Any]) -> str:
         "lll",
         CLAIM,
         claims,
-        "Seeds are apart where the worst of one side is above the best of the other, which takes two seeds on both "
-        "sides. Balanced is a configuration whose numbers of heads and mixtures are at most a factor of two apart, "
-        "and both above one. Configuration and learning rate are chosen by validation loss.",
+        f"{APART} A configuration is balanced if its numbers of heads and mixtures are both above one and differ by at "
+        "most a factor of two. Configuration and learning rate are chosen by validation loss.",
     )
 
 
@@ -88,7 +87,7 @@ def _above(
     over: dict[tuple[str, str], dict[str, Any]],
     runs: dict[str, dict[str, Any]],
 ) -> str:
-    """Whether our configuration of each budget is above DeltaNet's, and by how much."""
+    """Say whether SwiLA is above DeltaNet at each budget, and by how much."""
     pairs = {B: (ours[B], over["deltanet", f"H{B}"]) for B in budgets if B in ours and ("deltanet", f"H{B}") in over}
     if not pairs:
         return NOT_RUN
@@ -103,7 +102,7 @@ def _above(
     if favoured := [budget for budget in clear if not _tried_alike(*pairs[budget], runs)]:
         reservations.append(f"other learning rates or seeds for DeltaNet at {_budgets(favoured)}")
     if missing:
-        reservations.append(f"{_budgets(missing)} not run to the end")
+        reservations.append(f"{_budgets(missing)} unfinished")
     word = yes(reservations)
     if against:
         undecided = [budget for budget in against if not _tried_alike(pairs[budget][1], pairs[budget][0], runs)]
@@ -136,7 +135,7 @@ def _margin(over: dict[tuple[str, str], dict[str, Any]], runs: dict[str, dict[st
 
 
 def _tried_alike(row: dict[str, Any], baseline: dict[str, Any], runs: dict[str, dict[str, Any]]) -> bool:
-    """Whether a baseline's configuration was given as many learning rates, seeds and epochs."""
+    """Whether the baseline's configuration has as many learning rates, seeds and epochs as the row's."""
     ours, theirs = (
         effort(run for run in runs.values() if (run["model"], run["size"]) == (each["model"], each["size"]))
         for each in (row, baseline)
@@ -145,7 +144,7 @@ def _tried_alike(row: dict[str, Any], baseline: dict[str, Any], runs: dict[str, 
 
 
 def _balance(best: dict[int, dict[str, Any]], over: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Whether the best configurations are balanced, and whether unbalanced ones are clearly worse."""
+    """Say whether the best configurations are balanced, and whether unbalanced ones are clearly worse."""
     if not best:
         return NOT_RUN
     against = [budget for budget, row in best.items() if not balanced(row["size"])]
@@ -180,5 +179,5 @@ def _budgets(budgets: Iterable[int]) -> str:
 
 def _r2(row: dict[str, Any] | None) -> str:
     if row is None or row["mean"] is None:
-        return "not run" if row is None else f"{row['size']} not over"
+        return "not run" if row is None else f"{row['size']} unfinished"
     return f"{row['size']} {of_seeds(row['scores'])}"

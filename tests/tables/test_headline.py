@@ -1,0 +1,61 @@
+"""The facts that the README opens with, from made-up results."""
+
+import json
+
+import pytest
+from claims import ROOT
+from tools.tables.generation import speedups
+from tools.tables.headline import headline
+from tools.tables.operation import total_ratios
+
+
+@pytest.fixture
+def records():
+    return {
+        name: json.loads((ROOT / "results" / f"{name}.json").read_text())
+        for name in ("op-cuda", "generate-cuda", "cdar-tiny")
+    }
+
+
+def facts(records):
+    kernels, decoding, recall = headline(*records.values()).splitlines()
+    return {"kernels": kernels, "decoding": decoding, "recall": recall}
+
+
+def test_kernels_are_compared_with_gated_deltanet(records):
+    for i, found in enumerate(records["op-cuda"]["shapes"]):
+        for timing in found["timings"]:
+            times = {"plain": 1.0, "temporal": 3.0 + i / 10, "gated": 8.0, "GDN": 4.0}
+            timing["total_ms"] = times.get(timing["name"], 1.0)
+    assert total_ratios(records["op-cuda"], "gated", "GDN") == [2.0] * len(records["op-cuda"]["shapes"])
+    told = "take 0.25× (plain), 0.75–0.82× (temporal) and 2.00× (gated) the time of flash-linear-attention's Gated"
+    assert told in facts(records)["kernels"]
+
+
+def test_decoding_is_compared_with_transformers(records):
+    timings = records["generate-cuda"]["timings"]
+    for i, row in enumerate(timings):
+        row["token_ms"] = {"swila": 10.0, "swila, compiled": 5.0, "transformers": 80.0 if i else 40.0}
+    assert speedups(records["generate-cuda"], "swila") == [4.0] + [8.0] * (len(timings) - 1)
+    told = facts(records)["decoding"]
+    assert "needs 4.0–8.0 times less time per token" in told
+    assert (
+        "and 8.0–16.0 times less with `compile=True` (6 models of 374M parameters, batch sizes 1 and 64, H200" in told
+    )
+
+
+def test_recall_counts_seeds(records):
+    for row in records["cdar-tiny"]["rows"]:
+        row["solved"] = {"temporal-swila": 3, "swila": 2, "deltanet": 1}[row["model"]]
+    told = "accuracy of 0.99 is 3 of 5 for Temporal SwiLA, 2 of 5 for SwiLA and 1 of 5 for DeltaNet, all with the same"
+    assert told in facts(records)["recall"]
+    records["cdar-tiny"]["rows"][0]["state"] += 1
+    with pytest.raises(AssertionError, match="one state size"):
+        headline(*records.values())
+
+
+def test_headlines_of_another_size_are_not_written(records):
+    """The sentence names the size of the models."""
+    records["generate-cuda"]["timings"][0]["model"] = "gdn-1.3b"
+    with pytest.raises(AssertionError, match="374m"):
+        headline(*records.values())

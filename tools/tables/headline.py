@@ -1,0 +1,58 @@
+"""The measured facts that the README opens with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.tables.generation import speedups
+from tools.tables.operation import total_ratios
+from tools.tables.recall import SOLVED
+from tools.tables.wording import listed, span
+
+from swila.experiments.recall.runs import MODELS
+
+
+def headline(op: dict[str, Any], generation: dict[str, Any], cdar: dict[str, Any]) -> str:
+    """Markdown: a bullet each on training speed, decoding speed and recall.
+
+    Args:
+        op: Results of ``swila bench op`` on a GPU.
+        generation: Results of ``swila bench generate``.
+        cdar: Results of ``swila run cdar``.
+    """
+    return "\n".join(f"- {fact}" for fact in (_kernels(op), _decoding(generation), _recall(cdar)))
+
+
+def _kernels(record: dict[str, Any]) -> str:
+    ratios = {name: total_ratios(record, name, "GDN") for name in ("plain", "temporal", "gated")}
+    told = [f"{span(found, '.2f')}× ({name})" for name, found in ratios.items()]
+    return (
+        f"**CUDA kernels.** On an {_gpu(record)}, forward and backward together take {listed(told)} the time of "
+        "flash-linear-attention's Gated DeltaNet with the same state size ([all ratios](#speed))."
+    )
+
+
+def _decoding(record: dict[str, Any]) -> str:
+    models = {row["model"] for row in record["timings"]}
+    assert all(model.endswith("-374m") for model in models), "all models are of size 374m"
+    batches = sorted({row["batch"] for row in record["timings"]})
+    plain, compiled = (span(speedups(record, way), ".1f") for way in ("swila", "swila, compiled"))
+    return (
+        f"**Decoding.** `swila.generate` needs {plain} times less time per token than transformers' `generate` on the "
+        f"same model, and {compiled} times less with `compile=True` ({len(models)} models of 374M parameters, batch "
+        f"sizes {listed(map(str, batches))}, {_gpu(record)}; [table](docs/benchmarks.md#generation))."
+    )
+
+
+def _recall(record: dict[str, Any]) -> str:
+    assert len({row["state"] for row in record["rows"]}) == 1, "models of one state size are compared"
+    told = [f"{row['solved']} of {row['runs']} for {MODELS[row['model']]}" for row in record["rows"]]
+    return (
+        "**Recall that depends on context.** On a small task in which the value of a key depends on the context, the "
+        f"number of seeds that pass an accuracy of {SOLVED} is {listed(told)}, all with the same state size "
+        "([below](#what-the-mixtures-are-for))."
+    )
+
+
+def _gpu(record: dict[str, Any]) -> str:
+    return listed(gpu.removeprefix("NVIDIA ") for gpu in record["environment"]["gpus"])
