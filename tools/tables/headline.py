@@ -9,7 +9,7 @@ from tools.tables.operation import total_ratios
 from tools.tables.recall import SOLVED
 from tools.tables.wording import listed, span
 
-from swila.experiments.recall.runs import MODELS
+from swila.experiments.catalogue import title
 
 
 def headline(op: dict[str, Any], generation: dict[str, Any], cdar: dict[str, Any]) -> str:
@@ -46,7 +46,7 @@ def _decoding(record: dict[str, Any]) -> str:
 
 def _recall(record: dict[str, Any]) -> str:
     assert len({row["state"] for row in record["rows"]}) == 1, "models of one state size are compared"
-    told = [f"{row['solved']} of {row['runs']} for {MODELS[row['model']]}" for row in record["rows"]]
+    told = [f"{row['solved']} of {row['runs']} for {title(row['model'])}" for row in record["rows"]]
     return (
         "**Recall that depends on context.** On a small task in which the value of a key depends on the context, the "
         f"number of seeds that pass an accuracy of {SOLVED} is {listed(told)}, all with the same state size "
