@@ -59,7 +59,7 @@ def arrows(base: Path, prefix: str) -> dict[str, set[str]]:
 def documented(heading: str) -> dict[str, set[str]]:
     """The table below a heading of DESIGN.md: its first column, and the names in its second."""
     section = DESIGN.split(f"\n{heading}\n")[1].split("\n#")[0]
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|", section, flags=re.MULTILINE)
     assert rows, f"no table below {heading!r}"
     return {name: set(re.findall(r"`(\w+)`", imports)) for name, imports in rows}
 

@@ -89,7 +89,8 @@ class _EagerCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, saved = Inputs(*ctx.saved_tensors[:_NUM_INPUTS]), list(ctx.saved_tensors[_NUM_INPUTS:])
+        tensors = ctx.saved_tensors  # read once: activation checkpointing forbids a second time
+        x, saved = Inputs(*tensors[:_NUM_INPUTS]), list(tensors[_NUM_INPUTS:])
         if torch.is_grad_enabled():  # with create_graph: the operator's own formula refuses second derivatives
             return (None, None, *_input_gradients(x, ctx.options, ctx.backend, saved, grads))
         with torch._C._AutoDispatchBelowAutograd():
