@@ -114,18 +114,21 @@ def test_a_mixer_of_ones_own(monkeypatch):
         ),
         ({"mixer_options": {"num_heads": 7}}, "mixer_options of 'swila': expand_k must make .* multiple of num_heads"),
         ({"mixer_options": {"swila": {"num_hedas": 7}}}, "mixer_options of 'swila': 'num_hedas' is not an option"),
-        ({"mixer_options": {"kda": {}}}, "mixer_options has options of 'kda', which no layer is; the layers are swila"),
+        (
+            {"mixer_options": {"kda": {}}},
+            "mixer_options has options of 'kda', which no layer uses; the layers are swila",
+        ),
         ({"mixer_options": {"swila": 3}}, r"mixer_options\['swila'\] must be a dict"),
         (
             {"mixer": ["swila", "attention"], "mixer_options": {"num_heads": 4}},
             r"mixer_options must be \{name: options\} where mixer is a list",
         ),
         ({"num_heads": 4}, "'num_heads' is an option of the mixer .*: put it into mixer_options"),
-        ({"num_attention_heads": 4}, "'num_attention_heads' is not a field .*; here it is num_heads in mixer_options"),
-        ({"d_model": 4}, "'d_model' is not a field of SwiLAConfig; here it is hidden_size"),
-        ({"attention_layers": 3}, "attention_layers must be a list of layers, counted from 0, got 3"),
+        ({"num_attention_heads": 4}, "'num_attention_heads' is not a field .*; use num_heads in mixer_options"),
+        ({"d_model": 4}, "'d_model' is not a field of SwiLAConfig; use hidden_size"),
+        ({"attention_layers": 3}, "attention_layers must be a list of layer indices, got 3"),
         ({"mixer_options": "abc"}, "mixer_options must be a dict of options, got 'abc'"),
-        ({"mixer_options": {"layer_idx": 0}}, "mixer_options of 'swila': layer_idx is given by the model"),
+        ({"mixer_options": {"layer_idx": 0}}, "mixer_options of 'swila': layer_idx is set by the model"),
         ({"mixer_options": {"backend": "fast"}}, "mixer_options of 'swila': backend must be 'auto', 'fla' or one of"),
         ({"loss_chunk_size": 0}, "loss_chunk_size must be at least 1, or None, got 0"),
         ({"norm_eps": -1.0}, "norm_eps must be above 0"),
@@ -150,5 +153,5 @@ def test_fields_set_later_are_checked_by_the_model():
 
 def test_unknown_preset():
     for name in ("swila", "swila-7b", "kda-1.3b", "temporal_swila_374m"):
-        with pytest.raises(ValueError, match=r"preset must be ARCHITECTURE-SIZE, .* There are tiny: transformer, fox"):
+        with pytest.raises(ValueError, match=r"preset must be ARCHITECTURE-SIZE, .* Available: tiny: transformer, fox"):
             SwiLAConfig.preset(name)

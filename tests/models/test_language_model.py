@@ -314,7 +314,10 @@ def test_initial_weights():
     ("given", "message"),
     [
         ({}, "input_ids or inputs_embeds must be given"),
-        ({"input_ids": tokens(1, 4), "inputs_embeds": torch.zeros(1, 4, 128)}, "one of the two"),
+        (
+            {"input_ids": tokens(1, 4), "inputs_embeds": torch.zeros(1, 4, 128)},
+            "input_ids or inputs_embeds must be given, and not both",
+        ),
         ({"input_ids": tokens(1, 4), "output_attentions": True}, "output_attentions must be False"),
         (
             {"input_ids": tokens(1, 4), "past_key_values": ()},

@@ -1,4 +1,4 @@
-"""Models built from the sequence layers: language models for transformers, and the small ones of the experiments."""
+"""Models built from the sequence layers: language models for transformers, and small models for the experiments."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ _LAZY = {"SwiLAConfig": "configuration", "SwiLAForCausalLM": "modeling", "SwiLAM
 
 
 def __getattr__(name: str) -> Any:
-    """The language models, when they are first asked for: they need transformers."""
+    """Import the language models on first use; they need transformers."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from swila.models.auto import why_unusable

@@ -1,8 +1,9 @@
-"""Makes the language models known to transformers, without importing it: that takes longer than all of swila.
+"""Registration of the language models with transformers, without importing it: that takes longer than all of swila.
 
 ``AutoModelForCausalLM.from_pretrained`` must know our ``model_type`` after ``import swila``, whichever of the two is
-imported first. So the configuration is registered at once where transformers' table of them is loaded, and right after
-it is loaded otherwise. The models follow when the first configuration is made: before that nobody can ask for one.
+imported first. If transformers' table of configurations is already imported, the configuration is registered at once;
+otherwise right after the table is imported. The models are registered when the first configuration is made; no model
+can be requested before that.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Sequence
 from types import ModuleType
 
 TABLE = "transformers.models.auto.configuration_auto"
-OLDEST = 5  # transformers' major version
+OLDEST = 5  # lowest major version of transformers
 
 
 def register() -> None:
-    """Register the configuration now, or when transformers' table of them is imported."""
+    """Register the configuration now, or when transformers' table of configurations is imported."""
     if TABLE in sys.modules:
         _register_config(sys.modules[TABLE])
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -26,7 +27,7 @@ def register() -> None:
 
 
 def register_models() -> None:
-    """Make the model classes known to ``AutoModel`` and ``AutoModelForCausalLM``."""
+    """Register the model classes with ``AutoModel`` and ``AutoModelForCausalLM``."""
     from transformers import AutoModel, AutoModelForCausalLM
 
     from swila.models.language.configuration import SwiLAConfig
@@ -37,7 +38,7 @@ def register_models() -> None:
 
 
 def why_unusable() -> str | None:
-    """What is wrong with the transformers that is installed, or None."""
+    """Return why the installed transformers cannot be used, or None if it can."""
     from swila.environment import package_version
 
     version = package_version("transformers")
@@ -56,7 +57,7 @@ def _register_config(table: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds that one module as it would be found anyway, with a loader that registers after it."""
+    """Finds the table's module as usual, and wraps its loader so that the configuration is registered afterwards."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -11,7 +11,7 @@ from swila.layers import SequenceMixer
 
 
 class MLP(nn.Sequential):
-    """``W_2 gelu(W_1 x + b_1) + b_2`` with an inner width of ``ratio`` times the outer; gelu exact, or by ``tanh``."""
+    """``W_2 gelu(W_1 x + b_1) + b_2`` with inner width ``ratio * hidden_size``; gelu exact or by tanh."""
 
     def __init__(self, hidden_size: int, ratio: int, gelu: Literal["none", "tanh"] = "none") -> None:
         super().__init__()
@@ -21,13 +21,13 @@ class MLP(nn.Sequential):
 
 
 class Block(nn.Module):
-    """``x + mixer(norm(x))``, then ``x + MLP(norm(x))``, with dropout on what is added.
+    """``x + mixer(norm(x))``, then ``x + MLP(norm(x))``, with dropout on both summands.
 
     Args:
-        mixer: any sequence layer.
-        mlp_ratio: inner over outer width of the MLP.
-        dropout: probability.
-        gelu: approximation of the MLP's activation, as torch names it.
+        mixer: Sequence layer.
+        mlp_ratio: Inner width of the MLP relative to ``hidden_size``.
+        dropout: Dropout probability.
+        gelu: Approximation of the MLP's activation; see :class:`torch.nn.GELU`.
     """
 
     def __init__(
@@ -52,10 +52,15 @@ class Block(nn.Module):
         cu_seqlens: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """``[B, T, hidden_size]`` to the same; the options are the mixer's, and a cache that is given is updated.
+        """Map ``[B, T, hidden_size]`` to the same shape.
 
-        With ``where`` only the output at these places is computed, ``[places, hidden_size]``: no other is needed of the
-        last block. They are those where a bool ``[B, T]`` is true, or P of each row by their numbers, ``[B, P]``.
+        Args:
+            x: Input.
+            attention_mask: See :meth:`swila.layers.SequenceMixer.forward`.
+            past_key_values: See :meth:`swila.layers.SequenceMixer.forward`; updated if given.
+            cu_seqlens: See :meth:`swila.layers.SequenceMixer.forward`.
+            where: Positions whose output to return, as ``[positions, hidden_size]``: a bool mask ``[B, T]``, or indices
+                of P positions per row ``[B, P]``. The MLP is computed only there. Default: all positions.
         """
         y, _, _ = self.mixer(self.mixer_norm(x), attention_mask, past_key_values, cu_seqlens=cu_seqlens)
         x = x + self.dropout(y)

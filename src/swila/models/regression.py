@@ -1,4 +1,4 @@
-"""A sequence layer by itself: vectors in, vectors out, nothing around it."""
+"""A model that is a single sequence layer on vectors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from swila.layers import make_mixer
 
 @dataclass(frozen=True)
 class RegressionModelConfig:
-    """What a :class:`RegressionModel` is.
+    """Configuration of a :class:`RegressionModel`.
 
     Attributes:
-        dim: of inputs and outputs.
-        mixer: name of the sequence layer; see :data:`swila.layers.MIXERS`.
-        mixer_options: its options.
+        dim: Width of inputs and outputs.
+        mixer: Name of the sequence layer; see :data:`swila.layers.MIXERS`.
+        mixer_options: Options of the sequence layer.
     """
 
     dim: int
@@ -26,7 +26,7 @@ class RegressionModelConfig:
 
 
 class RegressionModel(nn.Module):
-    """One sequence layer, with no embedding, residual, norm or MLP around it."""
+    """One sequence layer, without embedding, residual connection, norm or MLP."""
 
     def __init__(self, config: RegressionModelConfig) -> None:
         super().__init__()
@@ -34,17 +34,17 @@ class RegressionModel(nn.Module):
         self.mixer = make_mixer(config.mixer, config.dim, layer_idx=0, **config.mixer_options)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, T, dim]`` to the same."""
+        """Map ``[B, T, dim]`` to the same shape."""
         return self.mixer(x)[0]
 
     def parts(self) -> list[nn.Module]:
-        """What a compiler may take as wholes."""
+        """Return the modules to compile separately."""
         return [self.mixer]
 
     def state_size(self, length: int = 1) -> int:
-        """Scalars of state after ``length`` tokens."""
+        """Return the number of scalars in the state after ``length`` tokens."""
         return self.mixer.state_size(length)
 
     def num_parameters(self) -> int:
-        """Trained scalars."""
+        """Return the number of trainable scalars."""
         return sum(p.numel() for p in self.parameters())

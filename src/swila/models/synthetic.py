@@ -1,4 +1,4 @@
-"""The small model of the synthetic experiments: an embedding, a few blocks, and the embedding again to read out."""
+"""The small model of the synthetic experiments: an embedding, a few blocks, and a head tied to the embedding."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from swila.models.block import Block
 
 @dataclass(frozen=True)
 class SyntheticModelConfig:
-    """What a :class:`SyntheticModel` is made of.
+    """Configuration of a :class:`SyntheticModel`.
 
     Attributes:
-        vocab_size: tokens.
-        hidden_size: width of the residual stream.
-        num_layers: blocks.
-        mixer: name of the sequence layer; see :data:`swila.layers.MIXERS`.
-        mixer_options: its options.
-        mlp_ratio: inner over outer width of the MLPs.
-        embed_dropout: dropout of the embedded tokens.
-        dropout: dropout of what each sublayer adds.
-        init_std: standard deviation of the initial weights.
-        gelu: approximation of the MLPs' activation: ``"none"`` or ``"tanh"``.
-        rescaled: the projections that start smaller by ``1/sqrt(2 layers)``, by the ends of their names; Zoology's
-            rescaling meets the MLPs' last, GPT-2's the mixers' too.
+        vocab_size: Number of tokens in the vocabulary.
+        hidden_size: Width of the residual stream.
+        num_layers: Number of blocks.
+        mixer: Name of the sequence layer; see :data:`swila.layers.MIXERS`.
+        mixer_options: Options of the sequence layer.
+        mlp_ratio: Inner width of the MLPs relative to ``hidden_size``.
+        embed_dropout: Dropout probability of the embedded tokens.
+        dropout: Dropout probability of the output of each sublayer.
+        init_std: Standard deviation of the initial weights.
+        gelu: Approximation of the MLPs' activation: ``"none"`` or ``"tanh"``.
+        rescaled: Suffixes of the names of projections whose initial weights are scaled by ``1/sqrt(2 num_layers)``.
+            Zoology rescales the last projection of the MLPs, GPT-2 also that of the mixers.
     """
 
     vocab_size: int
@@ -56,7 +56,7 @@ class SyntheticModelConfig:
 
 
 class SyntheticModel(nn.Module):
-    """Tokens to logits, with tied embeddings and no positions but those a mixer has (as in Zoology)."""
+    """Tokens to logits, with tied embeddings and no position embeddings (as in Zoology)."""
 
     def __init__(self, config: SyntheticModelConfig) -> None:
         super().__init__()
@@ -72,9 +72,9 @@ class SyntheticModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights of Linear and Embedding from N(0, std²), some by ``1/sqrt(2 layers)`` less; biases 0.
+        """Draw the weights of Linear and Embedding from N(0, std²), ``rescaled`` ones scaled down; set biases to 0.
 
-        What a layer starts on purpose (convolutions, decay rates, the stickiness of temporal gates) stays.
+        Other parameters (convolutions, decay rates, biases of temporal gates) keep the initial values of their layer.
         """
         std = self.config.init_std
         for name, module in self.named_modules():
@@ -92,9 +92,14 @@ class SyntheticModel(nn.Module):
         cu_seqlens: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """The last hidden states ``[B, T, hidden_size]`` of ``tokens [B, T]``; a cache that is given is updated.
+        """Return the last hidden states ``[B, T, hidden_size]`` of ``tokens [B, T]``.
 
-        With ``where`` only those of some places, ``[places, hidden_size]``; see :meth:`Block.forward`.
+        Args:
+            tokens: Token ids.
+            attention_mask: See :meth:`swila.layers.SequenceMixer.forward`.
+            past_key_values: See :meth:`swila.layers.SequenceMixer.forward`; updated if given.
+            cu_seqlens: See :meth:`swila.layers.SequenceMixer.forward`.
+            where: Positions to return, as ``[positions, hidden_size]``; see :meth:`Block.forward`. Default: all.
         """
         x = self.embed_dropout(self.embedding(tokens))
         for block in self.blocks[:-1]:
@@ -102,26 +107,29 @@ class SyntheticModel(nn.Module):
         return self.norm(self.blocks[-1](x, attention_mask, past_key_values, cu_seqlens, where))
 
     def forward(self, tokens: Tensor, where: Tensor | None = None, **options: Any) -> Tensor:
-        """Logits ``[B, T, vocab_size]``, or only those of some places, ``[places, vocab_size]``.
+        """Return the logits ``[B, T, vocab_size]``, or ``[positions, vocab_size]`` of selected positions.
 
-        Most of the work after the last mixer is saved where labels are few. The places are those where ``where [B, T]``
-        is true, or P of each row by their numbers ``where [B, P]``. The options are those of :meth:`hidden`.
+        Args:
+            tokens: Token ids ``[B, T]``.
+            where: Positions to return: a bool mask ``[B, T]``, or indices of P positions per row ``[B, P]``. With few
+                labels this saves most of the work after the last mixer. Default: all.
+            **options: Further arguments of :meth:`hidden`.
         """
         return F.linear(self.hidden(tokens, where=where, **options), self.embedding.weight)
 
     def parts(self) -> list[nn.Module]:
-        """What a compiler may take as wholes, one like the other."""
+        """Return the modules to compile separately; one compiled graph serves all."""
         return list(self.blocks)
 
     @property
     def mixers(self) -> list[SequenceMixer]:
-        """The sequence layers, in order."""
+        """The sequence layers in order."""
         return [block.mixer for block in self.blocks if isinstance(block, Block)]
 
     def state_size(self, length: int = 1) -> int:
-        """Scalars of recurrent state after ``length`` tokens, over all layers."""
+        """Return the number of scalars in the states of all layers after ``length`` tokens."""
         return sum(mixer.state_size(length) for mixer in self.mixers)
 
     def num_parameters(self) -> int:
-        """Trained scalars."""
+        """Return the number of trainable scalars."""
         return sum(p.numel() for p in self.parameters())

@@ -1,4 +1,4 @@
-"""What a language model is made of."""
+"""Configuration of the language models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swila.layers import MIXERS, make_mixer
 from swila.models import auto
 from swila.models.language.presets import get_preset
 
-ELSEWHERE = {  # what other models call it
+ELSEWHERE = {  # names of fields in other models' configurations
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), "num_heads in mixer_options"),
     "num_key_value_heads": "num_kv_heads in mixer_options of attention",
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), "norm_eps"),
@@ -27,36 +27,37 @@ ELSEWHERE = {  # what other models call it
 class SwiLAConfig(PreTrainedConfig):
     """The configuration of :class:`SwiLAModel` and :class:`SwiLAForCausalLM`.
 
-    Every block is a sequence mixer and a SwiGLU feed-forward layer. Which mixer is said here, for all layers, or for
-    each of them: a hybrid is a list.
+    Every block has a sequence mixer and a SwiGLU feed-forward layer. The mixer can be the same for all layers, or
+    differ between layers (hybrid models).
 
     >>> SwiLAConfig(mixer="swila", mixer_options={"num_heads": 8, "temporal": True})
-    >>> SwiLAConfig(mixer="swila", attention_layers=[3, 7, 11])  # the others SwiLA
-    >>> SwiLAConfig(mixer=["swila", "gated-deltanet", "attention"], num_hidden_layers=12)  # over and over
+    >>> SwiLAConfig(mixer="swila", attention_layers=[3, 7, 11])  # SwiLA in the other layers
+    >>> SwiLAConfig(mixer=["swila", "gated-deltanet", "attention"], num_hidden_layers=12)  # pattern, repeated
     >>> SwiLAConfig.preset("temporal-swila-374m", vocab_size=50304)
 
     Args:
-        vocab_size: words.
-        hidden_size: width of the residual stream.
-        num_hidden_layers: blocks.
-        intermediate_size: inner width of the feed-forward layers; by default 8/3 of the outer, up to a multiple of 256.
-        mixer: name of the sequence mixer (see :data:`swila.layers.MIXERS`), or a list of names: one for each layer, or
+        vocab_size: Number of tokens in the vocabulary.
+        hidden_size: Width of the residual stream.
+        num_hidden_layers: Number of blocks.
+        intermediate_size: Inner width of the feed-forward layers. Default: 8/3 of ``hidden_size``, rounded up to a
+            multiple of 256.
+        mixer: Name of the sequence mixer (see :data:`swila.layers.MIXERS`), or a list of names: one for each layer, or
             a pattern that is repeated.
-        mixer_options: options of the mixer; with several, ``{name: options}``. See ``help`` of the mixer's class.
-        attention_layers: layers, counted from 0, that are softmax attention whatever ``mixer`` says.
-        hidden_act: of the feed-forward layers; ``"silu"`` is all there is.
-        norm_eps: of the RMSNorms before mixers and feed-forward layers.
-        initializer_range: standard deviation of the initial weights.
-        tie_word_embeddings: whether the head is the embedding.
-        max_position_embeddings: length of the training texts, for tools that ask; nothing in the model depends on it.
-        use_cache: whether calls outside of training return a cache.
-        fuse_cross_entropy: whether the loss in training is computed a chunk of tokens at a time, without returning
-            logits; False for a training loop that looks at them.
-        loss_chunk_size: tokens whose logits exist at a time when the loss is computed; by default as many as take 256
-            MB.
-        pad_token_id: of the tokenizer.
-        bos_token_id: of the tokenizer.
-        eos_token_id: of the tokenizer.
+        mixer_options: Options of the mixer; with several mixers, ``{name: options}``. See ``help`` of the mixer's
+            class.
+        attention_layers: Indices of layers, from 0, that are softmax attention regardless of ``mixer``.
+        hidden_act: Activation of the feed-forward layers; must be ``"silu"``.
+        norm_eps: Epsilon of the RMSNorms before mixers and feed-forward layers.
+        initializer_range: Standard deviation of the initial weights.
+        tie_word_embeddings: Whether the head shares the weight of the embedding.
+        max_position_embeddings: Length of the training texts, for tools that read it. The model does not use it.
+        use_cache: Whether calls outside of training return a cache.
+        fuse_cross_entropy: Whether to compute the training loss in chunks of tokens, without returning logits. Set to
+            False for a training loop that needs the logits.
+        loss_chunk_size: Number of tokens per chunk of the loss. Default: as many as have 256 MB of logits.
+        pad_token_id: Padding token of the tokenizer.
+        bos_token_id: Start token of the tokenizer.
+        eos_token_id: End token of the tokenizer.
     """
 
     model_type = "swila"
@@ -113,9 +114,11 @@ class SwiLAConfig(PreTrainedConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> SwiLAConfig:
-        """A model of the paper by name, for example ``"temporal-swila-374m"``, with some fields changed.
+        """Return the configuration of a model of the paper.
 
-        ``swila models`` lists them. ``mixer_options`` are added to those of the preset.
+        Args:
+            name: Name of the preset, for example ``"temporal-swila-374m"``; ``swila models`` lists all.
+            **changes: Fields to change. ``mixer_options`` are added to those of the preset.
         """
         fields = get_preset(name, changes.get("num_hidden_layers"))
         if "mixer" in changes:
@@ -129,7 +132,7 @@ class SwiLAConfig(PreTrainedConfig):
 
     @property
     def layer_mixers(self) -> list[str]:
-        """The name of each layer's mixer."""
+        """Name of the mixer of each layer."""
         names = [self.mixer] if isinstance(self.mixer, str) else list(self.mixer)
         repeated = [names[i % len(names)] for i in range(self.num_hidden_layers)]
         for i in self.attention_layers or ():
@@ -137,14 +140,14 @@ class SwiLAConfig(PreTrainedConfig):
         return repeated
 
     def options_of(self, mixer: str) -> dict[str, Any]:
-        """The options of a mixer, whichever of the two ways ``mixer_options`` is written in."""
+        """Return the options of a mixer, from either form of ``mixer_options``."""
         if mixer in self.mixer_options:
             return dict(self.mixer_options[mixer])
         by_name = any(name in MIXERS for name in self.mixer_options)
         return {} if by_name or mixer != self.mixer else dict(self.mixer_options)
 
     def check(self) -> None:
-        """Raise a ValueError that names the field that cannot be, and what would do."""
+        """Raise ValueError if a field is invalid; the message names the field and the values allowed."""
         for field in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -161,7 +164,7 @@ class SwiLAConfig(PreTrainedConfig):
         for name in dict.fromkeys(self.layer_mixers):
             options = self.options_of(name)
             if "layer_idx" in options:
-                raise ValueError(f"mixer_options of {name!r}: layer_idx is given by the model; leave it out")
+                raise ValueError(f"mixer_options of {name!r}: layer_idx is set by the model; remove it")
             try:
                 with torch.device("meta"):
                     make_mixer(name, self.hidden_size, **options)
@@ -176,7 +179,9 @@ class SwiLAConfig(PreTrainedConfig):
         for i, name in enumerate(names):
             if name not in MIXERS:
                 where = "mixer" if isinstance(self.mixer, str) else f"mixer[{i}]"
-                raise ValueError(f"{where} must be one of {known}, got {name!r}; add your own by register_mixer")
+                raise ValueError(
+                    f"{where} must be one of {known}, got {name!r}; register_mixer adds a mixer of your own"
+                )
         if L % len(names):
             raise ValueError(
                 f"mixer must name each of num_hidden_layers = {L} layers, or be a pattern whose length divides {L}, "
@@ -185,11 +190,11 @@ class SwiLAConfig(PreTrainedConfig):
         layers = self.attention_layers
         if layers is not None:
             if not isinstance(layers, list | tuple):
-                raise ValueError(f"attention_layers must be a list of layers, counted from 0, got {layers!r}")
+                raise ValueError(f"attention_layers must be a list of layer indices, got {layers!r}")
             wrong = [i for i in layers if not isinstance(i, int) or not 0 <= i < L]
             if wrong:
                 raise ValueError(
-                    f"attention_layers must be between 0 and {L - 1} for num_hidden_layers = {L} (layers count from 0: "
+                    f"attention_layers must be between 0 and {L - 1} for num_hidden_layers = {L} (indices start at 0: "
                     f"the paper's layer 4 is 3), got {wrong}"
                 )
             if len(set(layers)) < len(layers):
@@ -201,7 +206,7 @@ class SwiLAConfig(PreTrainedConfig):
             for name, options in self.mixer_options.items():
                 if name not in self.layer_mixers:
                     raise ValueError(
-                        f"mixer_options has options of {name!r}, which no layer is; the layers are "
+                        f"mixer_options has options of {name!r}, which no layer uses; the layers are "
                         f"{', '.join(dict.fromkeys(self.layer_mixers))}"
                     )
                 if not isinstance(options, dict):
@@ -213,7 +218,7 @@ class SwiLAConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """See transformers; a configuration of another architecture is an error."""
+        """See transformers; the configuration of another architecture raises ValueError."""
         found = config_dict.get("model_type", cls.model_type)
         if found != cls.model_type:
             raise ValueError(
@@ -224,11 +229,11 @@ class SwiLAConfig(PreTrainedConfig):
 
 
 def _check_names(others: dict[str, Any]) -> None:
-    """Raise ValueError where a field that is not ours looks like a slip; transformers takes any name."""
+    """Raise ValueError for an unknown field that looks like a mistake; transformers accepts any name."""
     ours = list(inspect.signature(SwiLAConfig.__init__).parameters)[1:-1]
     for name in others:
         if name in ELSEWHERE:
-            raise ValueError(f"{name!r} is not a field of SwiLAConfig; here it is {ELSEWHERE[name]}")
+            raise ValueError(f"{name!r} is not a field of SwiLAConfig; use {ELSEWHERE[name]}")
         options = [mixer for mixer, kind in MIXERS.items() if name in inspect.signature(kind).parameters]
         if options:
             raise ValueError(

@@ -1,13 +1,13 @@
-"""Cross-entropy of a linear head without ever holding the logits of all tokens.
+"""Cross-entropy of a linear head that never holds the logits of all tokens.
 
-The head is by far the widest layer of a small language model: at 131,072 tokens and 32,000 words its logits take 16.8
-GB in float32, and as much again for their gradient. Here they exist for a few thousand tokens at a time. Gradients are
-computed with the loss, in the forward call, so that nothing is computed twice::
+The head is by far the widest layer of a small language model: for 131,072 tokens and a vocabulary of 32,000 its logits
+take 16.8 GB in float32, and their gradient as much again. Here logits exist for a few thousand tokens at a time. The
+gradients are computed together with the loss in the forward call, so that nothing is computed twice::
 
     z = W x,   loss = Σ_t (logsumexp z_t - z_t[y_t]),   dz = softmax(z) - onehot(y),   dx = Wᵀ dz,   dW = Σ_t dz_t x_tᵀ
 
-torch's own ``linear_cross_entropy`` is not used: it is new (torch 2.13), breaks graphs under ``torch.compile``, and
-returns the loss of bfloat16 inputs in bfloat16, to two or three digits.
+torch's own ``linear_cross_entropy`` is not used: it requires torch 2.13, breaks graphs under ``torch.compile``, and
+returns the loss of bfloat16 inputs in bfloat16, with two or three digits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 IGNORE = -100
-LOGIT_BYTES = 256 * 2**20  # of a chunk's logits in float32
+LOGIT_BYTES = 256 * 2**20  # logits of a chunk, in float32
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, chunk_size: int | None = None) -> Tensor:
-    """``Σ_t CE(W x_t, y_t)`` over the tokens with a label, in float32 (float64 for float64).
+    """Return ``Σ_t CE(W x_t, y_t)`` over the tokens with a label, in float32 (float64 for float64).
 
     Args:
-        x: hidden states ``[N, D]``.
-        weight: of the head, ``[vocabulary, D]``.
-        target: labels ``[N]``, -100 where there is none.
-        chunk_size: tokens whose logits exist at a time; by default as many as take 256 MB.
+        x: Hidden states ``[N, D]``.
+        weight: Weight of the head, ``[vocabulary, D]``.
+        target: Labels ``[N]``; -100 for tokens without a label.
+        chunk_size: Number of tokens per chunk. Default: as many as have 256 MB of logits.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -47,14 +47,14 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, chunk_size: 
 def chunked_cross_entropy(
     head: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, chunk_size: int | None, vocabulary: int
 ) -> Tensor:
-    """The same for any head, by calling it on a chunk at a time, and again in the backward.
+    """Return the same for any head, which is called on one chunk at a time, and again in the backward pass.
 
     Args:
-        head: from hidden states to logits.
-        x: what it is given, ``[N, ...]``.
-        target: labels ``[N]``.
-        chunk_size: as above.
-        vocabulary: width of the logits.
+        head: Function from hidden states to logits.
+        x: Input of the head, ``[N, ...]``.
+        target: Labels ``[N]``; -100 for tokens without a label.
+        chunk_size: Number of tokens per chunk. Default: as many as have 256 MB of logits.
+        vocabulary: Width of the logits.
     """
 
     def loss(part: Tensor, labels: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def chunked_cross_entropy(
 
 
 def default_chunk(vocabulary: int) -> int:
-    """Tokens whose logits take :data:`LOGIT_BYTES`."""
+    """Return the number of tokens whose logits take :data:`LOGIT_BYTES`."""
     return max(LOGIT_BYTES // (4 * vocabulary), 1)
 
 
@@ -78,7 +78,7 @@ def default_chunk(vocabulary: int) -> int:
 def _linear_cross_entropy(
     x: Tensor, weight: Tensor, target: Tensor, chunk_size: int, want_dx: bool, want_dw: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and its gradients in ``x`` and ``weight`` where wanted (else empty)."""
+    """Return the loss, and its gradients for ``x`` and ``weight`` if requested (else empty tensors)."""
     full = torch.float64 if x.dtype == torch.float64 else torch.float32
     loss = x.new_zeros((), dtype=full)
     dx = torch.empty_like(x) if want_dx else x.new_empty(0)
@@ -99,14 +99,14 @@ def _linear_cross_entropy(
             dx[span] = dz @ weight
         if want_dw:
             dw += _product(dz.mT, x[span], full)
-    return loss, dx, dw  # a sum, too large for float16 until it is divided
+    return loss, dx, dw  # not in float16: a sum over tokens overflows
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """``a @ b`` as it is summed, in float32; not by way of half precision where that can be helped."""
+    """Return ``a @ b`` in ``dtype``, without rounding the sum to half precision where possible."""
     if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
         return torch.mm(a, b, out_dtype=dtype)
-    if a.dtype == torch.float16:  # 65,504 is soon too little
+    if a.dtype == torch.float16:  # the largest float16, 65,504, is soon exceeded
         a, b = a.to(dtype), b.to(dtype)
     return (a @ b).to(dtype)
 

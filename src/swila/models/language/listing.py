@@ -1,4 +1,4 @@
-"""Facts of a named model, without its weights."""
+"""Size of a preset, computed without allocating its weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from swila.models.language.modeling import SwiLAForCausalLM
 
 
 class Description(NamedTuple):
-    """What a model costs.
+    """Size of a model.
 
     Attributes:
-        parameters: trained scalars.
-        state_bytes: of recurrent state, in float32, for any length of text.
-        cache_bytes: of keys and values for each token, in bfloat16.
+        parameters: Number of trainable scalars.
+        state_bytes: Bytes of recurrent state in float32, for any length of text.
+        cache_bytes: Bytes of keys and values per token in bfloat16.
     """
 
     parameters: int
@@ -25,7 +25,7 @@ class Description(NamedTuple):
 
 
 def describe(name: str) -> Description:
-    """The facts of a preset."""
+    """Return the size of a preset."""
     with torch.device("meta"):
         model = SwiLAForCausalLM(SwiLAConfig.preset(name))
     state, with_a_token = (model.model.state_size(length) for length in (0, 1))

@@ -1,4 +1,4 @@
-"""The model card that goes with saved weights."""
+"""The model card saved with the weights."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ A causal language model with {layers}.
 | parameters | {parameters:,} |
 | layers, width, vocabulary | {config.num_hidden_layers}, {config.hidden_size}, {config.vocab_size:,} |
 | recurrent state | {state:,} scalars ({megabytes:.2f} MB in float32), for any length of text |
-| kept of every token | {cache:,} scalars |
+| keys and values per token | {cache:,} scalars |
 
 ```python
-import swila  # makes the architecture known to transformers
+import swila  # registers the architecture with transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("PATH")  # the path or name of this model
-tokenizer = AutoTokenizer.from_pretrained("PATH")  # if it was saved with it
+tokenizer = AutoTokenizer.from_pretrained("PATH")  # if the tokenizer was saved as well
 inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 print(swila.generate(model, "Once upon a time", tokenizer, max_new_tokens=50).texts[0])  # much faster on a GPU
 ```
 
-`pip install 'swila[cli,hf]'` installs what it needs; `swila generate PATH "Once upon a time"` and `swila chat PATH` are
-the same on the command line. Saved with swila {version}.
+`pip install 'swila[cli,hf]'` installs the requirements. On the command line, use
+`swila generate PATH "Once upon a time"` or `swila chat PATH`. Saved with swila {version}.
 
-Training data, intended use and evaluation: to be written by who trained it.
+Training data, intended use and evaluation: to be completed by the author of the checkpoint.
 """
 
 
 def model_title(config: Any) -> str:
-    """The name of the architecture, where it is one of the paper's; else its mixers."""
+    """Return the name of the architecture if it is one of the paper's, else the names of its mixers."""
     mixers = dict.fromkeys(config.layer_mixers)
     for architecture in ARCHITECTURES.values():
         expected = {architecture.mixer, "attention"} if architecture.hybrid else {architecture.mixer}
@@ -63,7 +63,7 @@ def model_title(config: Any) -> str:
 
 
 def write_model_card(model: SwiLAPreTrainedModel, directory: Any) -> None:
-    """Write README.md beside the weights, unless there is one."""
+    """Write README.md next to the weights, unless it exists."""
     path = Path(directory) / "README.md"
     if path.exists():
         return

@@ -1,4 +1,4 @@
-"""The language model: one file for every architecture, because only the mixer of each layer differs."""
+"""The language model. One implementation serves all architectures: they differ only in the mixers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class SwiLABlock(GradientCheckpointingLayer):
         past_key_values: Any = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """``[B, T, hidden_size]`` to the same; a cache that is given is updated."""
+        """Map ``[B, T, hidden_size]`` to the same shape; a given cache is updated."""
         normed = self.mixer_norm(hidden_states)
         mixed, _, _ = self.mixer(normed, attention_mask, past_key_values, cu_seqlens=cu_seqlens)
         return self._feed_forward(hidden_states + mixed)
 
     def step(self, hidden_states: Tensor, state: LayerState, alive: Tensor) -> Tensor:
-        """One token over the old state; see :meth:`swila.layers.SequenceMixer.step`."""
+        """Run one decode step, updating the state in place; see :meth:`swila.layers.SequenceMixer.step`."""
         return self._feed_forward(hidden_states + self.mixer.step(self.mixer_norm(hidden_states), state, alive))
 
     def _feed_forward(self, hidden_states: Tensor) -> Tensor:
@@ -56,22 +56,22 @@ class SwiLABlock(GradientCheckpointingLayer):
 
 
 class SwiLAPreTrainedModel(PreTrainedModel):
-    """What the models share: how weights start, are saved and loaded."""
+    """Initialisation, saving and loading of weights."""
 
     config_class = SwiLAConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["SwiLABlock"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = ["A_log", "dt_bias"]  # noqa: RUF012 (decays of a thousandth need the digits)
+    _keep_in_fp32_modules_strict = ["A_log", "dt_bias"]  # noqa: RUF012 (decay rates of 0.001 need the precision)
     _supports_sdpa = True
     _is_stateful = True  # a recurrent state cannot be rolled back
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Linear and Embedding from N(0, std²), biases 0; what a layer starts on purpose it starts itself."""
+        """Draw Linear and Embedding from N(0, std²), set biases to 0; other modules use their ``reset_parameters``."""
         own = list(module.parameters(recurse=False))
         if own and all(getattr(p, "_is_hf_initialized", False) for p in own):
-            return  # transformers' mark of what came from a checkpoint
+            return  # set by transformers for weights from a checkpoint
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
             if isinstance(module, nn.Linear) and module.bias is not None:
@@ -82,46 +82,46 @@ class SwiLAPreTrainedModel(PreTrainedModel):
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """See transformers; not in the reentrant way, which would lose the gradients of load balancing."""
+        """See transformers; reentrant checkpointing is refused: it loses the gradients of load balancing."""
         if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError("use_reentrant must be False in gradient_checkpointing_kwargs: it loses auxiliary losses")
         super().gradient_checkpointing_enable(gradient_checkpointing_kwargs, *args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """See transformers; a model card is written as well, unless the directory has a README.md."""
+        """See transformers; also writes a model card, unless the directory has a README.md."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", args[0] if args else True):
             write_model_card(self, save_directory)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """See transformers; a checkpoint that lacks weights of this architecture is an error, not a random start."""
-        fix = f"load it with the config it was saved with, or start anew with {cls.__name__}(config)"
+        """See transformers; a checkpoint without all weights of this architecture raises ValueError."""
+        fix = f"load it with the config it was saved with, or create a new model with {cls.__name__}(config)"
         try:
             model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
             raise ValueError(
-                f"the checkpoint is not one of this architecture: weights differ in shape (listed above); {fix}"
+                f"the checkpoint is of another architecture: weights differ in shape (listed above); {fix}"
             ) from None
         missing = sorted(info["missing_keys"])
         if missing and all(name.startswith("lm_head") for name in missing):
             raise ValueError("the checkpoint has no head: it was saved by SwiLAModel; load it with SwiLAModel")
         if missing and not kwargs.get("ignore_mismatched_sizes", False):
             raise ValueError(
-                f"the checkpoint is not one of this architecture: {len(missing)} weights are not there, such as "
-                f"{missing[0]!r}, and {len(info['unexpected_keys'])} that are there are not wanted; {fix}"
+                f"the checkpoint is of another architecture: {len(missing)} weights are missing, such as "
+                f"{missing[0]!r}, and {len(info['unexpected_keys'])} are unexpected; {fix}"
             )
         return (model, info) if output_loading_info else model
 
 
 class SwiLAModel(SwiLAPreTrainedModel):
-    """Tokens to hidden states: an embedding, the blocks, a norm."""
+    """The model without a head: an embedding, the blocks and a norm."""
 
     def __init__(self, config: SwiLAConfig) -> None:
         super().__init__(config)
-        config.check()  # again: fields may have been set since
+        config.check()  # again: fields may have changed
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers: Any = nn.ModuleList(SwiLABlock(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -141,32 +141,31 @@ class SwiLAModel(SwiLAPreTrainedModel):
         cu_seqlens: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Hidden states ``[B, T, hidden_size]``.
+        """Return the hidden states ``[B, T, hidden_size]``.
 
         Args:
-            input_ids: tokens ``[B, T]``.
-            attention_mask: 1 for a token and 0 for padding, on either side, ``[B, T]``; with a cache also that of the
-                whole text so far, ``[B, tokens before + T]``.
-            position_ids: places in the text ``[B, T]``; where they start again from 0 a new sequence begins, which sees
-                nothing of those before it. They matter for nothing else, not at padding, and not with a cache that
-                holds the text before.
-            past_key_values: the :class:`swila.layers.Cache` of the tokens before these; it is updated.
-            inputs_embeds: embedded tokens ``[B, T, hidden_size]``, instead of ``input_ids``.
-            use_cache: whether to return a cache; by default as in the config, and not in training.
-            output_hidden_states: whether to return what each block gets and the result.
-            return_dict: False for a tuple.
-            cu_seqlens: bounds of packed sequences, int ``[N + 1]``; then B must be 1. ``cu_seq_lens_q``, as
-                transformers' collator calls them, is the same.
-            kwargs: what other models have and this one does not need (``cache_position`` and the like).
+            input_ids: Token ids ``[B, T]``.
+            attention_mask: 1 for tokens and 0 for padding, ``[B, T]``. With a cache it may cover the whole text,
+                ``[B, past tokens + T]``.
+            position_ids: Positions ``[B, T]``. A new sequence, independent of the previous ones, starts where they
+                restart from 0; they have no other effect. Ignored at padding, and with a cache of previous tokens.
+            past_key_values: :class:`swila.layers.Cache` of the previous tokens; it is updated.
+            inputs_embeds: Embedded tokens ``[B, T, hidden_size]``, instead of ``input_ids``.
+            use_cache: Whether to return a cache. Default: as in the config; False in training.
+            output_hidden_states: Whether to return the input of each block and the final hidden states.
+            return_dict: Whether to return a ModelOutput instead of a tuple.
+            cu_seqlens: Boundaries of packed sequences, int ``[N + 1]``; requires B = 1. Transformers' name
+                ``cu_seq_lens_q`` is accepted as well.
+            **kwargs: Arguments of other models, such as ``cache_position``; ignored.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids or inputs_embeds must be given, one of the two")
+            raise ValueError("input_ids or inputs_embeds must be given, and not both")
         if input_ids is not None and (input_ids.ndim != 2 or input_ids.dtype not in INTEGER):
             got = f"{input_ids.dtype} of shape {list(input_ids.shape)}"
             raise ValueError(f"input_ids must be int32 or int64 and [B, T], got {got}")
         _check_keywords(kwargs)
         if kwargs.get("output_attentions"):
-            raise ValueError("output_attentions must be False: recurrent layers form no attention matrix")
+            raise ValueError("output_attentions must be False: recurrent layers compute no attention matrix")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if 0 in x.shape:
             name = "input_ids" if inputs_embeds is None else "inputs_embeds"
@@ -183,17 +182,17 @@ class SwiLAModel(SwiLAPreTrainedModel):
             past_key_values = Cache()
         elif past_key_values is not None and not isinstance(past_key_values, Cache):
             raise ValueError(
-                f"past_key_values must be a swila.layers.Cache, got {type(past_key_values).__name__}; leave it out "
-                "to begin with an empty one"
+                f"past_key_values must be a swila.layers.Cache, got {type(past_key_values).__name__}; omit it to "
+                "start with an empty one"
             )
         elif past_key_values is not None and self.training and self.gradient_checkpointing:
             raise ValueError(
-                "past_key_values must be None in training with gradient checkpointing: blocks run a second time, when "
-                "the cache has moved on; call gradient_checkpointing_disable(), or pass the whole text"
+                "past_key_values must be None in training with gradient checkpointing: the recomputation would read "
+                "the updated cache; call gradient_checkpointing_disable(), or pass the whole text"
             )
         T, seen = x.shape[1], 0 if past_key_values is None else past_key_values.seen_by(len(self.layers))
         packed = self._pack(x, attention_mask, None if seen else position_ids, _bounds(cu_seqlens, kwargs), seen)
-        # rows without a token are the mixers' affair: they keep their state
+        # with rows without a token the mixers do the packing, because they must keep the state of these rows
         as_it_is = packed.rows is not None
         x, bounds, mask = (x, None, attention_mask) if as_it_is else (packed.x, packed.cu_seqlens, None)
         kept = []
@@ -226,36 +225,37 @@ class SwiLAModel(SwiLAPreTrainedModel):
         return pack_by_position(x, position_ids)
 
     def step(self, tokens: Tensor, states: list[LayerState], alive: Tensor, compiled: bool = False) -> Tensor:
-        """One token of every row, over the old state: ``tokens [B]`` to hidden states ``[B, hidden_size]``.
+        """Run one decode step and return the hidden states ``[B, hidden_size]``.
 
         Args:
-            tokens: the rows' next tokens.
-            states: of :meth:`decoding_states`, written to.
-            alive: which rows take the step, bool ``[B]``; the others keep their state bit for bit.
-            compiled: whether blocks go through ``torch.compile``: seconds at first, then half the time.
+            tokens: Next token of each row, ``[B]``.
+            states: States from :meth:`decoding_states`; updated in place.
+            alive: Rows to update, bool ``[B]``. The state of the other rows stays bit-identical.
+            compiled: Whether to compile the blocks with ``torch.compile``. This takes seconds at first, and then halves
+                the time of a step.
         """
         step = _compiled_step if compiled else SwiLABlock.step
-        x = self.embed_tokens(tokens).where(alive.unsqueeze(1), 0).unsqueeze(1)  # rows at rest must not bring in NaN
+        x = self.embed_tokens(tokens).where(alive.unsqueeze(1), 0).unsqueeze(1)  # finished rows must not introduce NaN
         for layer, state in zip(self.layers, states, strict=True):
             x = step(layer, x, state, alive)
         return self.norm(x).squeeze(1)
 
     def decoding_states(self, cache: Cache, capacity: int) -> list[LayerState]:
-        """What :meth:`step` writes to, from a cache; with room for ``capacity`` tokens where layers keep them all."""
+        """Return states for :meth:`step` from a cache, with room for ``capacity`` tokens in attention layers."""
         return [layer.mixer.decoding_state(cache[i], capacity) for i, layer in enumerate(self.layers)]
 
     @property
     def attends(self) -> bool:
-        """Whether some layer keeps something of every token."""
+        """Whether some layer caches every token."""
         return self.state_size(1) > self.state_size(0)
 
     def state_size(self, length: int = 1) -> int:
-        """Scalars of memory carried after ``length`` tokens, over all layers."""
+        """Return the number of scalars in the states of all layers after ``length`` tokens."""
         return sum(layer.mixer.state_size(length) for layer in self.layers)
 
 
 class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
-    """A language model with any of the mixers, in transformers' manner.
+    """A causal language model for transformers, with any of the mixers.
 
     >>> model = SwiLAForCausalLM(SwiLAConfig.preset("temporal-swila-374m"))
     >>> model.generate(input_ids, max_new_tokens=50)
@@ -287,32 +287,33 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Logits ``[B, T, vocab_size]``, and with labels the loss.
+        """Return the logits ``[B, T, vocab_size]``, and with labels the loss.
 
-        In training with labels there are no logits (unless the config has ``fuse_cross_entropy=False``): the loss is
-        computed a few thousand tokens at a time. It includes the mixers' load-balancing losses; who computes a loss of
-        their own from the logits must add :func:`swila.layers.collect_auxiliary_loss`.
+        In training with labels no logits are returned (unless the config has ``fuse_cross_entropy=False``): the loss is
+        computed in chunks of tokens. It includes the load-balancing losses of the mixers. If you compute your own loss
+        from the logits, add :func:`swila.layers.collect_auxiliary_loss`.
 
         Args:
-            input_ids: tokens ``[B, T]``; this and what follows as for :class:`SwiLAModel`.
-            attention_mask: 1 for a token and 0 for padding, ``[B, T]`` or that of the whole text so far.
-            position_ids: places in the text ``[B, T]``; a sequence begins where they are 0.
-            past_key_values: the cache of the tokens before these; it is updated.
-            inputs_embeds: embedded tokens ``[B, T, hidden_size]``, instead of ``input_ids``.
-            use_cache: whether to return a cache.
-            output_hidden_states: whether to return what each block gets and the result.
-            return_dict: False for a tuple.
-            cu_seqlens: bounds of packed sequences, int ``[N + 1]``; then B must be 1.
-            labels: the tokens again ``[B, T]``, -100 where nothing is to be learnt; each is predicted from those before
-                it, in its own sequence.
-            logits_to_keep: how many of the last places have logits (0: all), or which (a tensor of indices).
-            num_items_in_batch: labels over all steps that gradients are accumulated over, from transformers' Trainer.
-            kwargs: handed on; ``shift_labels`` may be there instead of ``labels``, each at the place that predicts it.
+            input_ids: Token ids ``[B, T]``.
+            attention_mask: See :meth:`SwiLAModel.forward`.
+            position_ids: See :meth:`SwiLAModel.forward`.
+            past_key_values: See :meth:`SwiLAModel.forward`.
+            inputs_embeds: Embedded tokens ``[B, T, hidden_size]``, instead of ``input_ids``.
+            use_cache: See :meth:`SwiLAModel.forward`.
+            output_hidden_states: See :meth:`SwiLAModel.forward`.
+            return_dict: Whether to return a ModelOutput instead of a tuple.
+            cu_seqlens: See :meth:`SwiLAModel.forward`.
+            labels: Token ids ``[B, T]``, with -100 for tokens without a loss. The model shifts them: each token is
+                predicted from the previous ones in its sequence.
+            logits_to_keep: Number of last positions with logits (0: all), or a tensor of indices of positions.
+            num_items_in_batch: Number of labels in all accumulated batches, from transformers' Trainer.
+            **kwargs: Further arguments of :meth:`SwiLAModel.forward`, and ``shift_labels``: labels that are shifted
+                already, instead of ``labels``.
         """
-        shift_labels = kwargs.pop("shift_labels", None)  # by name it would be a label that Trainer waits for
+        shift_labels = kwargs.pop("shift_labels", None)  # as a named argument, Trainer would expect it in the data
         if isinstance(logits_to_keep, int) and logits_to_keep < 0:
             raise ValueError(
-                f"logits_to_keep must be 0 (all), a number of last places or a tensor, got {logits_to_keep}"
+                f"logits_to_keep must be 0 (all), a number of last positions or a tensor, got {logits_to_keep}"
             )
         outputs = self.model(
             input_ids,
@@ -336,12 +337,12 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         loss, logits = None, None
         if labels is not None and shift_labels is None:
             shift_labels = _next_tokens(labels, attention_mask, position_ids, _bounds(cu_seqlens, kwargs))
-        every_place = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        all_positions = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if shift_labels is None or not self.training or not self.config.fuse_cross_entropy:
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(hidden if every_place else hidden[:, last])
+            logits = self.lm_head(hidden if all_positions else hidden[:, last])
         if shift_labels is not None:
-            loss = self._loss(hidden, shift_labels, num_items_in_batch, logits if every_place else None)
+            loss = self._loss(hidden, shift_labels, num_items_in_batch, logits if all_positions else None)
         if return_dict is False or (return_dict is None and not self.config.return_dict):
             parts = (loss, logits, outputs.past_key_values, outputs.hidden_states)
             return tuple(part for part in parts if part is not None)
@@ -354,13 +355,14 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
             total = chunked_cross_entropy(nn.Identity(), logits.flatten(0, 1), targets, chunk, logits.shape[-1])
         elif type(head) is nn.Linear and head.bias is None and not (head._forward_hooks or head._forward_pre_hooks):
             total = linear_cross_entropy(hidden, head.weight, targets, chunk)
-        else:  # a head that somebody has wrapped, sharded or replaced must be called
+        else:  # a wrapped, sharded or replaced head must be called as a module
             total = chunked_cross_entropy(head, hidden, targets, chunk, self.config.vocab_size)
         mine = (targets != IGNORE).sum().clamp_min(1)
         divisor = mine if num_items is None else torch.as_tensor(num_items, device=hidden.device)
         loss = total / divisor
         if self.training:
-            loss = loss + collect_auxiliary_loss(self.model) * (mine / divisor)  # its share, where steps accumulate
+            # the auxiliary loss has the share of this batch under gradient accumulation
+            loss = loss + collect_auxiliary_loss(self.model) * (mine / divisor)
         return loss
 
     def prepare_inputs_for_generation(
@@ -371,7 +373,7 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """What a call of ``generate`` passes on: the tokens the cache has not seen yet."""
+        """Return the arguments of a call by ``generate``: the tokens that the cache does not include yet."""
         seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         inputs: dict[str, Any] = {"past_key_values": past_key_values, "attention_mask": attention_mask}
         if kwargs.get("cu_seqlens") is not None:
@@ -379,11 +381,11 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         if inputs_embeds is not None and seen < inputs_embeds.shape[1]:
             inputs["inputs_embeds"] = inputs_embeds[:, seen:]
         else:
-            # after embeddings, input_ids may begin with the prompt or not; but then tokens come one by one
+            # after embeddings, input_ids may include the prompt or not; new tokens then come one at a time
             new = input_ids.shape[1] - seen if inputs_embeds is None else 1
             if new < 1:
                 raise ValueError(
-                    f"input_ids must go on after the {seen} tokens the cache has seen, got {input_ids.shape[1]}: "
+                    f"input_ids must be longer than the {seen} tokens of past_key_values, got {input_ids.shape[1]}: "
                     "pass the whole text, or no past_key_values"
                 )
             inputs["input_ids"] = input_ids[:, -new:].contiguous()
@@ -394,11 +396,11 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the first call makes a cache of our own
+        return False  # the first call creates a swila.layers.Cache
 
 
 def _compiled_step(*args: Any) -> Tensor:
-    """A block's step, compiled once for all blocks of a kind; kinds and batch sizes of a process may be many."""
+    """Run the compiled decode step of a block; the limit allows many kinds of blocks and batch sizes in a process."""
     with torch._dynamo.config.patch(recompile_limit=256):
         return _compiled_block_step()(*args)
 
@@ -409,7 +411,7 @@ def _compiled_block_step() -> Callable[..., Tensor]:
 
 
 def _check_keywords(others: dict[str, Any]) -> None:
-    """Raise TypeError for what looks like a slip; transformers' tools pass keywords that other models need."""
+    """Raise TypeError for a misspelt argument. Others are accepted: transformers passes arguments of other models."""
     if not others or torch.compiler.is_compiling():
         return
     ours = list(inspect.signature(SwiLAForCausalLM.forward).parameters)[1:-1]
@@ -426,10 +428,12 @@ def _bounds(cu_seqlens: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
 def _next_tokens(
     labels: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
-    """Each label at the place that predicts it, -100 where the next token belongs to another sequence, or to none."""
+    """Shift labels to the positions that predict them; -100 where the next token is padding or of another sequence."""
     if attention_mask is not None:
         padding = attention_mask[:, -labels.shape[1] :] == 0
-        labels = labels.masked_fill(padding | F.pad(padding[:, :-1], (1, 0)), IGNORE)  # nothing is before a first token
+        labels = labels.masked_fill(
+            padding | F.pad(padding[:, :-1], (1, 0)), IGNORE
+        )  # nothing precedes the first token
     if cu_seqlens is not None:
         labels = labels.index_fill(1, cu_seqlens[:-1].long(), IGNORE)
     elif position_ids is not None:

@@ -1,8 +1,9 @@
 """The paper's language models by name, as fields of :class:`SwiLAConfig`.
 
-A name is an architecture and a size, ``temporal-swila-374m``. Where the paper gives a number it is used; the rank of
-SwiLA's projections, which it does not give, is the width of a head. Feed-forward widths make the models of a size equal
-in parameters (within 0.3 %), head counts and widths make them equal in recurrent state.
+A name consists of an architecture and a size: ``temporal-swila-374m``. Numbers are those of the paper where it gives
+them. It does not give the rank of SwiLA's projections; we use the width of a head. Feed-forward widths are chosen so
+that models of one size have equal parameter counts (within 0.3 %), head counts and widths so that they have equal
+recurrent states.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """A skeleton that the models of a size share.
+    """Dimensions that the models of one size share.
 
     Attributes:
-        summary: what it is for.
-        hidden_size: width.
-        num_hidden_layers: depth.
-        heads: of the recurrent layers, and of attention in hybrids and FoX.
-        head_dim: of a head with one regressor; with a mixture of 4 it is half of that, which is the same state.
-        mom: heads and head dim of the memories of DN-MoM.
-        widths: of the feed-forward layers, by architecture; an architecture without one does not come in this size.
+        summary: Where the size is used.
+        hidden_size: Width of the residual stream.
+        num_hidden_layers: Number of blocks.
+        heads: Number of heads of recurrent layers, and of attention in hybrids and FoX.
+        head_dim: Dimensions of a head with one regressor. Half of it with 4 mixtures, for the same state size.
+        mom: Number of heads and head dimensions of the memories of DN-MoM.
+        widths: Widths of the feed-forward layers by architecture. Other architectures have no preset of this size.
     """
 
     summary: str
@@ -36,7 +37,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One of the paper's models: its mixer, and what is special about it."""
+    """An architecture of the paper.
+
+    Attributes:
+        title: Name in the paper.
+        mixer: Name of the mixer.
+        options: Options of the mixer that do not depend on the size.
+        hybrid: Whether every fourth layer is softmax attention.
+    """
 
     title: str
     mixer: str
@@ -62,7 +70,7 @@ ARCHITECTURES = {
     "hybrid-temporal-swila": Architecture(
         "Hybrid Temporal SwiLA", "swila", {"temporal": True, "balance_marginal": 5e-4}, hybrid=True
     ),
-    # of the ablation, beside SwiLA and Temporal SwiLA
+    # in the ablation, in addition to SwiLA and Temporal SwiLA
     "swila-unbalanced": Architecture("SwiLA, no load balancing", "swila", {}),
     "temporal-swila-unbalanced": Architecture("Temporal SwiLA, no load balancing", "swila", {"temporal": True}),
     "swila-16": Architecture("SwiLA, 16 mixtures", "swila", {"num_mixtures": 16, "balance_marginal": 1e-3}),
@@ -133,17 +141,17 @@ SIZES = {
 
 
 def preset_names() -> list[str]:
-    """All names, small sizes first."""
+    """Return all names, small sizes first."""
     return [f"{architecture}-{name}" for name, size in SIZES.items() for architecture in size.widths]
 
 
 def get_preset(name: str, num_hidden_layers: int | None = None) -> dict[str, Any]:
-    """The fields of a preset, of another depth if wanted; or a ValueError that says what there is."""
+    """Return the fields of a preset, optionally with another depth; raise ValueError if there is no such preset."""
     architecture, _, size_name = name.lower().rpartition("-")
     if size_name not in SIZES or architecture not in SIZES[size_name].widths:
         sizes = "; ".join(f"{size}: {', '.join(SIZES[size].widths)}" for size in SIZES)
         raise ValueError(
-            f"preset must be ARCHITECTURE-SIZE, such as temporal-swila-374m, got {name!r}. There are {sizes}"
+            f"preset must be ARCHITECTURE-SIZE, such as temporal-swila-374m, got {name!r}. Available: {sizes}"
         )
     size, model = SIZES[size_name], ARCHITECTURES[architecture]
     options = {model.mixer: _mixer_options(model, size)}
