@@ -118,7 +118,7 @@ def test_a_state_of_another_model(run, saved, tmp_path):
     ):
         assert result.exit_code == 2, result.output
         assert f"swila: {tmp_path / 'state'} was made with other weights than the model's" in result.stderr
-        assert "; take the model it was made with, or read the text again\n" in result.stderr
+        assert "; use the model it was made with, or process the text again\n" in result.stderr
         assert "check=" not in result.stderr
         assert result.stderr.count("\n") == 1
 

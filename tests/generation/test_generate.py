@@ -324,7 +324,7 @@ def test_states_of_other_models_are_refused():
     with pytest.raises(ValueError, match="state is the state of another architecture"):
         generate(tiny("gdn"), state=state)
     narrow = tiny("temporal-swila", hidden_size=64, mixer_options={"head_dim": 16})
-    with pytest.raises(ValueError, match="state is the state of a model of width 128, and this one's is 64"):
+    with pytest.raises(ValueError, match="state is the state of a model of width 128, and the model's width is 64"):
         prefill(narrow, [3], state=state)
 
 

@@ -24,9 +24,9 @@ class Tokenizer:
 def test_a_text_begins_once(begins):
     tokenizer = Tokenizer(begins)
     assert as_tokens("ab", tokenizer) == [[1, 2, 3] if begins else [2, 3]]
-    assert as_tokens(["ab", "c"], tokenizer, goes_on=True) == [[2, 3], [4]]
+    assert as_tokens(["ab", "c"], tokenizer, continued=True) == [[2, 3], [4]]
     tokenizer.bos_token_id = None
-    assert as_tokens("ab", tokenizer, goes_on=True) == [[1, 2, 3] if begins else [2, 3]]
+    assert as_tokens("ab", tokenizer, continued=True) == [[1, 2, 3] if begins else [2, 3]]
 
 
 @pytest.mark.parametrize("token", [-1, VOCABULARY])

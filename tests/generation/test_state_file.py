@@ -84,12 +84,14 @@ def test_states_of_others_are_refused(tmp_path):
     other = tiny("temporal-swila", seed=1)
     with pytest.raises(ValueError, match="was made with other weights than the model's"):
         GenerationState.load(path, other)
-    with pytest.raises(ValueError, match="was made in float32, and the model is in bfloat16: load that in float32"):
+    with pytest.raises(
+        ValueError, match="was made in float32, and the model is in bfloat16: load the model in float32"
+    ):
         GenerationState.load(path, tiny("temporal-swila").bfloat16())
     assert GenerationState.load(path, other, check=False).tokens == [3]
     half = tiny("temporal-swila").bfloat16()
     generate(half, state=GenerationState.load(path, half, check=False), max_new_tokens=2)
-    with pytest.raises(ValueError, match="path must be that of a file, got the directory"):
+    with pytest.raises(ValueError, match="path must be a file, got the directory"):
         prefill(model, [1]).save(tmp_path, model)
     (tmp_path / "text").write_text("not a state")
     with pytest.raises(ValueError, match=r"path must be a file with a saved state, got .*text"):
@@ -237,7 +239,7 @@ def test_flipped_bits_are_refused(tmp_path):
         damaged = bytearray(whole)
         damaged[place] ^= 1
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="is damaged: its contents do not have the checksum they were saved with"):
+        with pytest.raises(ValueError, match="is damaged: its contents do not match their checksum"):
             GenerationState.load(path, model)
     path.write_bytes(whole[:-5])
     with pytest.raises(ValueError, match="path must be a file with a saved state"):

@@ -1,4 +1,4 @@
-"""Generation: prompts in, tokens out, through a captured CUDA graph; states that can be kept in a file."""
+"""Text generation with captured CUDA graphs, and generation states that can be saved to a file."""
 
 from swila.generation.api import Generation as Generation
 from swila.generation.api import generate as generate

@@ -1,4 +1,4 @@
-"""Generating text: prompts in, tokens out."""
+"""Text generation from prompts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
 
 @dataclass
 class Generation:
-    """What came out.
+    """Result of :func:`generate`.
 
     Attributes:
-        tokens: new tokens of each prompt, the stop token included.
-        texts: the same as text, without special tokens; None without a tokenizer.
-        stopped: whether each ended with a stop token.
-        state: after the prompt and all these tokens; None unless asked for.
+        tokens: New tokens of each prompt, including the stop token.
+        texts: Text of the new tokens, without special tokens; None without a tokenizer.
+        stopped: Whether each text ended with a stop token.
+        state: State after the prompt and the new tokens; None unless requested.
     """
 
     tokens: list[list[int]]
@@ -55,29 +55,29 @@ def generate(
     compile: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Generation:
-    """Continue prompts with any of the models; on a GPU a token is one replay of a CUDA graph, state in place.
+    """Generate continuations of prompts. On a GPU, a decode step is one replay of a CUDA graph with the state in place.
 
-    Prompts may differ in length; each goes on as if it were alone. The graph and its buffers are kept with the model
-    for the next call of the same shape. Calls from several threads take turns on a GPU.
+    Prompts may differ in length; each is continued as if it were alone. The graph and its buffers are kept with the
+    model and reused by later calls of the same shape. Calls from several threads take turns on a GPU.
 
     Args:
-        model: a :class:`swila.SwiLAForCausalLM`.
-        prompts: text, token ids, or a list of them; None to go on from ``state`` as it is.
-        tokenizer: for text, in and out.
-        max_new_tokens: at most so many for each prompt; 0 only reads.
-        temperature: 0 for the likeliest token; else to draw with.
-        top_k: draw among the k likeliest.
-        top_p: draw among the likeliest that together have this probability.
-        seed: of the draws, from 0 to 2**64 - 1; they also depend on how many rows there are. None takes one from
-            torch's own generator.
-        stop: token ids that end a text; by default the model's ``eos_token_id``, ``()`` for none.
-        state: to go on from: what :func:`swila.prefill` or an earlier call of this model returned, or was read from a
-            file; a state of other weights is refused. It is left as it is; one of a single row serves many prompts.
-        return_state: whether to return the state after the last token.
-        streamer: gets the tokens ``[B]`` of every step as they come: one of transformers' (``TextStreamer`` and its
-            like), or a function.
-        compile: whether the step goes through ``torch.compile``: takes a while the first time, and is faster after it.
-        progress: of reading the prompt; see :func:`swila.prefill`.
+        model: A :class:`swila.SwiLAForCausalLM`.
+        prompts: Text, token ids, or a list of either; None to continue from ``state``.
+        tokenizer: Tokenizer for prompts that are text, and for the texts of the result.
+        max_new_tokens: Maximum number of new tokens per prompt; 0 only processes the prompts.
+        temperature: Sampling temperature; 0 selects the most likely token.
+        top_k: Sample from the k most likely tokens. Default: all.
+        top_p: Sample from the most likely tokens whose probabilities sum to this value. Default: 1, all.
+        seed: Seed of the samples, from 0 to 2**64 - 1; they also depend on the number of rows. Default: drawn from
+            torch's default generator.
+        stop: Token ids that end a text. Default: the model's ``eos_token_id``; ``()`` for none.
+        state: State to continue from: returned by :func:`swila.prefill` or an earlier call, or loaded from a file. It
+            must have been made with the same weights, and is not modified. A state with one row serves all prompts.
+        return_state: Whether to return the state after the last token.
+        streamer: Receives the tokens ``[B]`` of every step: a streamer of transformers, such as ``TextStreamer``, or a
+            function.
+        compile: Whether to compile the decode step with ``torch.compile``. The first call is slow, later ones faster.
+        progress: Progress of the prompt processing; see :func:`swila.prefill`.
     """
     check_model(model)
     check_state(state)
@@ -90,14 +90,14 @@ def generate(
     parts = [part for layer in model.model.layers for part in (layer, layer.mixer)]
     if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
         raise ValueError(
-            "model must have no forward hooks on blocks or mixers, which decoding does not call; use model.generate"
+            "model must have no forward hooks on blocks or mixers: decode steps do not call them; use model.generate"
         )
     prompt_ids = [[]] if prompts is None else as_tokens(prompts, tokenizer, state is not None)
     with evaluating(model):
         if prompts is not None:
             state = prefill(model, prompt_ids, None, state, progress=progress)
         elif state is None:
-            raise ValueError("prompts or state must be given: there is nothing to go on from")
+            raise ValueError("prompts or state must be given, got neither")
         else:
             state.check_fits(model)
         ends = stop_tokens(model, stop)
@@ -107,8 +107,8 @@ def generate(
             return Generation(nothing, texts, [False] * len(state), state if return_state else None)
         decoder = _decoder(model, state, max_new_tokens, sampling, ends, compile)
         decoder.load(state, int(torch.randint(2**62, (), device="cpu")) if seed is None else seed)
-        before, state = state.tokens, None  # the decoder has a copy of the rest
-        if put is not None and put is not streamer:  # transformers' take the first for the prompt
+        before, state = state.tokens, None  # the decoder has a copy; free the memory
+        if put is not None and put is not streamer:  # transformers' streamers expect the prompt first
             copies = len(before) // len(prompt_ids)
             read = [torch.tensor(ids, dtype=torch.long, device="cpu") for ids in prompt_ids * copies]
             put(pad_sequence(read, batch_first=True))
@@ -132,24 +132,24 @@ def generate(
 
 
 def _ends(prompt_ids: list[list[int]], tokens: list[list[int]]) -> list[list[int]]:
-    """The last tokens before the new ones, as far as they are known."""
+    """Return the last tokens of each prompt; empty lists if one prompt state was used for several rows."""
     return [row[-8:] for row in prompt_ids] if len(prompt_ids) == len(tokens) else [[] for _ in tokens]
 
 
 def _text(tokenizer: Any, before: list[int], tokens: list[int]) -> str:
-    """The text of the tokens as it follows what was before: a tokenizer may drop the space of a first word."""
+    """Return the text of new tokens; decoded after earlier ones, since tokenizers may drop the first word's space."""
     head = tokenizer.decode(before, skip_special_tokens=True)
     whole = tokenizer.decode(before + tokens, skip_special_tokens=True)
     return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def release(model: Any) -> None:
-    """Give back the buffers and graphs that are kept with a model."""
+    """Free the buffers and graphs that are kept with a model."""
     _decoders.pop(model, None)
 
 
 def stop_tokens(model: Any, stop: int | Sequence[int] | None = None) -> tuple[int, ...]:
-    """The tokens that end a text, as given or as the model's configuration says."""
+    """Return the tokens that end a text: ``stop``, or those of the model's configuration."""
     if stop is None:
         generation = getattr(model, "generation_config", None)
         stop = getattr(generation, "eos_token_id", None)
@@ -167,7 +167,7 @@ def stop_tokens(model: Any, stop: int | Sequence[int] | None = None) -> tuple[in
 def _decoder(
     model: Any, state: GenerationState, max_new_tokens: int, sampling: Sampling, stop: tuple[int, ...], compiled: bool
 ) -> Decoder:
-    """The decoder of the last call if it fits, or a new one; nobody else has it while it is at work."""
+    """Return the model's decoder if it fits, else a new one. It is taken from the model while in use."""
     capacity = rounded_up(max(state.tokens) + max_new_tokens) if model.model.attends else 0
     pad = -1 if model.config.pad_token_id is None else model.config.pad_token_id
     kind = model.device.type
@@ -177,7 +177,7 @@ def _decoder(
     known = _decoders.pop(model, None)
     if known is not None and known.fits(spec):
         return known
-    del known  # its memory, before there is more
+    del known  # free its memory before allocating
     return Decoder(model, spec)
 
 

@@ -1,9 +1,8 @@
-"""The decoding loop: one captured CUDA graph per token, everything in place, nothing waits for the device.
+"""The decode loop: one replay of a captured CUDA graph per token, in place, without host synchronisation.
 
-A step samples a token from the last hidden states, and reads it: state and hidden states are written over the old ones.
-All of it is on the device, the place of the token in the output and who is done included, so that a graph of the whole
-step can be replayed as fast as the host can ask for it. A row that is done keeps its state bit for bit. The same loop,
-without a graph, runs on a CPU.
+A step samples a token from the last hidden states and processes it, which updates the states and the hidden states in
+place. Everything is on the device, including the output position and the mask of finished rows, so that the whole step
+is one graph. The state of a finished row stays bit-identical. On a CPU the same loop runs without a graph.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from swila.generation.state import GenerationState
 from swila.layers import Cache
 from swila.layers.cache import LayerState, map_tensors
 
-UNSEEN = 16  # steps between looks at what came out, when nobody watches
+COPY_INTERVAL = 16  # steps between copies of the tokens to the host, without a streamer
 
 
 class DecoderSpec(NamedTuple):
-    """What the buffers and graphs of a :class:`Decoder` are made for.
+    """Sizes and settings that the buffers and graphs of a :class:`Decoder` are made for.
 
     Attributes:
         batch_size: Number of rows, B.
-        capacity: tokens there is room for, where layers keep them all; else 0.
-        room: tokens that can be generated.
-        sampling: how tokens are chosen.
-        stop: tokens that end a row.
-        pad: what a row that is done has instead of tokens.
-        compiled: whether blocks go through ``torch.compile``.
-        dtypes: of the state, and of autocast.
+        capacity: Number of tokens that attention layers have room for; 0 without such layers.
+        room: Number of tokens that can be generated.
+        sampling: Sampling settings.
+        stop: Tokens that end a row.
+        pad: Token of finished rows.
+        compiled: Whether blocks are compiled with ``torch.compile``.
+        dtypes: Dtypes of the state and of autocast.
     """
 
     batch_size: int
@@ -49,17 +48,17 @@ class DecoderSpec(NamedTuple):
 
 
 class Decoder:
-    """Buffers, and on a GPU graphs, for one model and spec; to be used again and again."""
+    """Reusable buffers, and on a GPU graphs, for one model and spec."""
 
-    @torch.inference_mode(False)  # else buffers could not be written to outside of it
+    @torch.inference_mode(False)  # inference tensors could not be updated outside of inference mode
     def __init__(self, model: Any, spec: DecoderSpec) -> None:
-        self._model = weakref.ref(model)  # which keeps the decoder, not the other way round
+        self._model = weakref.ref(model)  # the model keeps the decoder, not vice versa
         self.spec, self.device = spec, model.device
         self.attends = spec.capacity > 0
         self.weights = addresses(model)
-        self.states: list[LayerState] = []  # made by the first load, as is what is hidden
+        self.states: list[LayerState] = []  # allocated by the first load, like self.hidden
         self.tokens = torch.full((spec.room, spec.batch_size), spec.pad, device=self.device)
-        self.at = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.at = torch.zeros(1, dtype=torch.long, device=self.device)  # step
         self.done = torch.zeros(spec.batch_size, dtype=torch.bool, device=self.device)
         self.broken = torch.zeros(
             spec.batch_size, dtype=torch.long, device=self.device
@@ -74,13 +73,13 @@ class Decoder:
         return self._model()
 
     def fits(self, spec: DecoderSpec) -> bool:
-        """Whether this decoder can do the work of another spec, and the weights are where they were."""
+        """Return whether the buffers serve another spec and the weights have not moved."""
         same = self.spec._replace(capacity=0, room=0) == spec._replace(capacity=0, room=0)
         large_enough = self.spec.capacity >= spec.capacity and self.spec.room >= spec.room
         return same and large_enough and self.weights == addresses(self.model)
 
     def load(self, state: GenerationState, seed: int) -> None:
-        """Take a state and a seed to begin with."""
+        """Copy a state into the buffers and set the seed."""
         if not self.states:
             with torch.inference_mode(False):
                 self.states = self.model.model.decoding_states(state.cache, self.spec.capacity)
@@ -98,7 +97,7 @@ class Decoder:
         self.longest, self.state_weights = max(state.tokens), state.weights
 
     def state(self, tokens: list[int]) -> GenerationState:
-        """A copy of where the rows are now, having read ``tokens`` each."""
+        """Return a copy of the current state; ``tokens`` is the number of tokens processed in each row."""
         cache = Cache()
         for i, (layer, state) in enumerate(zip(self.model.model.layers, self.states, strict=True)):
             cache.update(**layer.mixer.cached_state(state), layer_idx=i, offset=max(tokens))
@@ -107,32 +106,32 @@ class Decoder:
 
     @torch.no_grad()
     def run(self, steps: int, watch: Callable[[Tensor], None] | None = None) -> None:
-        """Generate up to ``steps`` tokens, fewer if every row is done.
+        """Generate up to ``steps`` tokens; stop early when every row is finished.
 
-        Raises ValueError, naming the step, if the logits of a row are NaN or infinite. The host finds that in the same
-        copies as the tokens.
+        Raises ValueError, with the step, if the logits of a row are NaN or infinite. The copies of the tokens to the
+        host tell.
 
         Args:
-            steps: tokens.
-            watch: called with the tokens ``[B]`` of every step, on the CPU, while the device is a step ahead.
+            steps: Maximum number of tokens.
+            watch: Called with the tokens ``[B]`` of every step, on the CPU, while the device runs a step ahead.
         """
         on_gpu = self.device.type == "cuda"
-        stride = UNSEEN if on_gpu and watch is None else 1
-        looks = [Look(stride, self.spec.batch_size, self.device) for _ in range(2)]
-        pending: deque[Look] = deque()
-        everyone_done = False
+        stride = COPY_INTERVAL if on_gpu and watch is None else 1
+        copies = [HostCopy(stride, self.spec.batch_size, self.device) for _ in range(2)]
+        pending: deque[HostCopy] = deque()
+        all_done = False
         for n in range(steps):
             self._step(self.longest + n)
             if (n + 1) % stride == 0 or n + 1 == steps:
-                look = looks[n // stride % 2]
-                look.take(self.tokens[n // stride * stride : n + 1], self.done, self.broken)
-                pending.append(look)
-            if len(pending) > on_gpu:  # a GPU is kept busy while the host looks
-                everyone_done = pending.popleft().show(watch)
-            if everyone_done:
+                copy = copies[n // stride % 2]
+                copy.start(self.tokens[n // stride * stride : n + 1], self.done, self.broken)
+                pending.append(copy)
+            if len(pending) > on_gpu:  # keep a GPU busy while the host reads a copy
+                all_done = pending.popleft().finish(watch)
+            if all_done:
                 return
         while pending:
-            pending.popleft().show(watch)
+            pending.popleft().finish(watch)
 
     def _step(self, length: int) -> None:
         bound = min(rounded_up(length + 1), self.spec.capacity)
@@ -168,11 +167,11 @@ class Decoder:
         return states
 
     def _capture(self, bound: int) -> None:
-        """Record a step. What warms up and is recorded runs with every row done, which leaves all states alone."""
+        """Capture a step. Warm-up and capture run with every row finished, so that states do not change."""
         kept = self.done.clone(), self.at.clone(), self.tokens.clone(), self.generator.get_state()
         self.done.fill_(True)
         cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # weights in its cache would be gone when the graph is replayed
+        torch.set_autocast_cache_enabled(False)  # cached casts of weights would be freed before a replay
         try:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -194,8 +193,8 @@ class Decoder:
         self.generator.set_state(kept[3])
 
 
-class Look:
-    """A copy on the host of what the last steps gave, made while the device goes on."""
+class HostCopy:
+    """A copy of the results of the last steps on the host, made while the device continues."""
 
     def __init__(self, steps: int, batch_size: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -204,8 +203,8 @@ class Look:
         self.done = torch.zeros(batch_size, dtype=torch.bool, device="cpu", pin_memory=pinned)
         self.broken = torch.zeros(batch_size, dtype=torch.long, device="cpu", pin_memory=pinned)
 
-    def take(self, tokens: Tensor, done: Tensor, broken: Tensor) -> None:
-        """Ask for a copy of the tokens ``[steps, rows]``, of who is done, and of who has no finite logits."""
+    def start(self, tokens: Tensor, done: Tensor, broken: Tensor) -> None:
+        """Start to copy the tokens ``[steps, B]``, the finished rows, and the rows with non-finite logits."""
         self.steps = len(tokens)
         self.tokens[: self.steps].copy_(tokens, non_blocking=True)
         self.done.copy_(done, non_blocking=True)
@@ -213,15 +212,15 @@ class Look:
         if self.event is not None:
             self.event.record()
 
-    def show(self, watch: Callable[[Tensor], None] | None) -> bool:
-        """Wait for the copy, show the tokens of each step to who watches, and say whether every row is done."""
+    def finish(self, watch: Callable[[Tensor], None] | None) -> bool:
+        """Wait for the copy, call ``watch`` with the tokens of each step, and return whether every row is finished."""
         if self.event is not None:
             self.event.synchronize()
         if bool(self.broken.any()):
             row = int(self.broken.nonzero()[0])
             raise ValueError(
                 f"logits must be finite, got NaN or infinity for row {row} at step {int(self.broken[row])}: the "
-                "weights or the state hold such values, or the model overflows in its dtype"
+                "weights or the state contain such values, or the model overflows in its dtype"
             )
         if watch is not None:
             for tokens in self.tokens[: self.steps]:
@@ -230,11 +229,11 @@ class Look:
 
 
 def rounded_up(length: int) -> int:
-    """How many tokens of keys and values a graph looks at, for ``length`` of them: up to an eighth more."""
+    """Round a number of tokens up, by less than 256 or an eighth of it, so that few graphs cover all lengths."""
     step = max(256, 1 << max(length.bit_length() - 4, 0))
     return -(-length // step) * step
 
 
 def addresses(model: Any) -> tuple[int, ...]:
-    """Where the weights lie: a graph reads them from there."""
+    """Return the addresses of the weights, which graphs read from."""
     return tuple(p.data_ptr() for p in model.parameters())

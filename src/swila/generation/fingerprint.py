@@ -1,4 +1,4 @@
-"""A short text that tells which model a state belongs to: a state is of use only to the weights it was made with."""
+"""A hash that identifies the model of a state: a state is valid only for the weights it was made with."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-WITHOUT_EFFECT = ("backend", "track_routing", "balance_marginal", "balance_conditional", "balance_scale")  # on a state
-SAMPLED = 64  # values of each parameter that are looked at in every call, evenly spaced
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a value
+# Options that do not affect a state.
+WITHOUT_EFFECT = ("backend", "track_routing", "balance_marginal", "balance_conditional", "balance_scale")
+SAMPLED = 64  # evenly spaced values of each parameter that are compared in every call
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer dtype by size in bytes
 
 Known = tuple[Any, ...]
 _known: WeakKeyDictionary[Any, tuple[Known, str]] = WeakKeyDictionary()
@@ -22,14 +23,14 @@ _known: WeakKeyDictionary[Any, tuple[Known, str]] = WeakKeyDictionary()
 def weights_fingerprint(model: Any) -> str:
     """Return a hash of the layers' options, and of name, shape, dtype and values of every parameter.
 
-    It is kept until a parameter is replaced or written to. A write through ``parameter.data`` is noticed on the CPU if
-    it changes one of the values that are looked at in every call. On a GPU, where looking means waiting for the device,
-    such a write is not noticed, nor one by a replayed CUDA graph.
+    The hash is cached until a parameter is replaced or written to. On the CPU, a write through ``parameter.data`` is
+    detected if it changes one of the sampled values. On a GPU, where reading them would wait for the device, such a
+    write is not detected, nor is one by a replayed CUDA graph.
     """
     about = _about(model)
     places = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters())
-    looked = _host(_sample(p) for p in model.parameters()) if model.device.type == "cpu" else b""
-    now = about, places, looked
+    sampled = _host(_sample(p) for p in model.parameters()) if model.device.type == "cpu" else b""
+    now = about, places, sampled
     known = _known.get(model)
     if known is None or known[0] != now:
         sums = _host(part for p in model.parameters() for part in _sums(p))
@@ -38,7 +39,7 @@ def weights_fingerprint(model: Any) -> str:
 
 
 def _about(model: Any) -> str:
-    """What else than values makes a model another one."""
+    """Return the architecture, options and shapes as JSON."""
     config = model.config
     options = {
         mixer: {name: value for name, value in config.options_of(mixer).items() if name not in WITHOUT_EFFECT}
@@ -58,13 +59,13 @@ def _sample(p: Tensor) -> Tensor:
 
 
 def _sums(p: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of a parameter's bits along rows and along columns, as integers: the same on every device, in any order."""
+    """Return sums of a parameter's bits over rows and over columns, as integers: exact in any order, on any device."""
     matrix = _bits(p).reshape(p.shape[0] if p.ndim > 1 else 1, -1)
     return matrix.sum(0, dtype=matrix.dtype), matrix.sum(1, dtype=matrix.dtype)
 
 
 def _host(tensors: Iterable[Tensor]) -> bytes:
-    """The bytes of some tensors, with one copy to the host for each device and dtype."""
+    """Return the bytes of tensors, with one copy to the host per device and dtype."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for t in tensors:
         by_kind.setdefault((t.device, t.dtype), []).append(t)

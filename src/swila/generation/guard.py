@@ -1,4 +1,4 @@
-"""What generation works with: a model of the right kind, in eval mode and on a GPU nobody else's; and whole numbers."""
+"""Checks of the arguments of generation, and the context in which a model generates."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-SEEDS = 2**64  # so many there are, from 0
-_GPU = threading.RLock()  # a graph cannot be captured while another thread is at work on the device
+SEEDS = 2**64  # number of valid seeds, from 0
+_GPU = threading.RLock()  # a graph cannot be captured while another thread uses the device
 
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """The model in eval mode and, on a GPU, to ourselves; afterwards every module is as it was.
+    """Put the model in eval mode and, on a GPU, hold a lock; restore the mode of every module on exit.
 
-    One that is in eval mode already is not touched.
+    A model that is already in eval mode is not modified.
     """
     with _GPU if model.device.type == "cuda" else nullcontext():
         modules = [module for module in model.modules() if module.training]
@@ -30,7 +30,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def check_model(model: Any) -> None:
-    """Raise ValueError unless this is a model that generation can step through."""
+    """Raise ValueError unless this is a model with a decode step."""
     from swila.models import SwiLAForCausalLM
 
     if not isinstance(model, SwiLAForCausalLM):
@@ -38,12 +38,12 @@ def check_model(model: Any) -> None:
         if hasattr(model, "_orig_mod"):
             advice = "; pass the model itself, and compile=True"
         elif hasattr(model, "get_base_model"):  # PEFT's
-            advice = "; pass model.get_base_model(), which has the adapters in it, or model.merge_and_unload()"
+            advice = "; pass model.get_base_model(), which includes the adapters, or model.merge_and_unload()"
         raise ValueError(f"model must be a SwiLAForCausalLM, got {type(model).__name__}{advice}")
 
 
 def check_state(state: Any) -> None:
-    """Raise ValueError unless this is None or a state of generation."""
+    """Raise ValueError unless this is None or a :class:`GenerationState`."""
     from swila.generation.state import GenerationState
 
     if state is not None and not isinstance(state, GenerationState):
@@ -51,7 +51,7 @@ def check_state(state: Any) -> None:
 
 
 def as_count(name: str, value: Any, least: int) -> int:
-    """Return an argument as an integer; ValueError if it is none, or below ``least``."""
+    """Return an argument as an integer; raise ValueError if it is not an integer or below ``least``."""
     if (count := _as_integer(value)) is None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     if count < least:
@@ -60,7 +60,7 @@ def as_count(name: str, value: Any, least: int) -> int:
 
 
 def as_seed(value: Any) -> int:
-    """Return a seed as an integer; ValueError if it is none that torch's generators take."""
+    """Return a seed as an integer; raise ValueError if torch's generators do not accept it."""
     seed = _as_integer(value)
     if seed is None or not 0 <= seed < SEEDS:
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {value!r}")

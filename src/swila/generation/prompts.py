@@ -1,4 +1,4 @@
-"""Reading prompts."""
+"""Processing of prompts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from swila.layers import Cache
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | Mapping[str, Any]
 
-AT_ONCE = {True: 4096, False: 16384}  # tokens of a row at a time, with and without layers that attend to all of them
+CHUNK_SIZE = {True: 4096, False: 16384}  # default, with and without attention layers
 
 
-def as_tokens(prompts: Prompts, tokenizer: Any, goes_on: bool = False) -> list[list[int]]:
-    """Prompts of any kind as lists of token ids; a text that ``goes_on`` from another does not begin anew."""
-    if isinstance(prompts, Mapping):  # what a tokenizer returns
+def as_tokens(prompts: Prompts, tokenizer: Any, continued: bool = False) -> list[list[int]]:
+    """Return prompts of any kind as lists of token ids.
+
+    Args:
+        prompts: Text, token ids, a list of either, or a mapping with ``input_ids``.
+        tokenizer: Tokenizer for text, or None.
+        continued: Whether the text continues an earlier one; then the tokenizer's start token is removed.
+    """
+    if isinstance(prompts, Mapping):  # the output of a tokenizer
         if "input_ids" not in prompts:
             raise ValueError(f"prompts must have input_ids if they are a mapping, got {', '.join(map(str, prompts))}")
         ids = as_tokens(prompts["input_ids"], None)
@@ -30,24 +36,24 @@ def as_tokens(prompts: Prompts, tokenizer: Any, goes_on: bool = False) -> list[l
         if [len(row) for row in ids] != [len(mask) for mask in masks]:
             raise ValueError("attention_mask must be as long as input_ids in prompts, got other lengths")
         pairs = [zip(row, mask, strict=True) for row, mask in zip(ids, masks, strict=True)]
-        return [[token for token, there in pair if there] for pair in pairs]
+        return [[token for token, kept in pair if kept] for pair in pairs]
     given: Any = [prompts] if isinstance(prompts, str) else _plain(prompts)
     if isinstance(given, list) and given and all(isinstance(token, int) for token in given):
         given = [given]
     if not isinstance(given, list):
         raise ValueError(f"prompts must be text, token ids, or a list of them, got {type(prompts).__name__}")
     if not given:
-        raise ValueError("prompts must hold at least one, got none")
-    return [_row(row, tokenizer, goes_on) for row in given]
+        raise ValueError("prompts must hold at least one prompt, got none")
+    return [_row(row, tokenizer, continued) for row in given]
 
 
-def _row(prompt: Any, tokenizer: Any, goes_on: bool) -> list[int]:
+def _row(prompt: Any, tokenizer: Any, continued: bool) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("tokenizer must be given for prompts that are text; or pass token ids")
         tokens = list(tokenizer(prompt)["input_ids"])
         begins = getattr(tokenizer, "bos_token_id", None)
-        return tokens[1:] if goes_on and begins is not None and tokens[:1] == [begins] else tokens
+        return tokens[1:] if continued and begins is not None and tokens[:1] == [begins] else tokens
     row = _plain(prompt)
     if not isinstance(row, list) or not all(isinstance(token, int) for token in row):
         raise ValueError(f"prompts must be text, token ids [T] or [B, T], or a list of them, got {prompt!r}"[:300])
@@ -55,7 +61,7 @@ def _row(prompt: Any, tokenizer: Any, goes_on: bool) -> list[int]:
 
 
 def _plain(x: Any) -> Any:
-    """Tensors and arrays as lists, other sequences too; anything else as it is."""
+    """Convert tensors, arrays and sequences to lists; return anything else unchanged."""
     if hasattr(x, "tolist"):
         return x.tolist()
     return list(x) if isinstance(x, Sequence) and not isinstance(x, str) else x
@@ -70,32 +76,32 @@ def prefill(
     chunk_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> GenerationState:
-    """Read prompts, and return the state after them.
+    """Process prompts and return the state after them.
 
-    Long texts are read a stretch at a time, so that memory does not grow with them (but for keys and values of
+    Long prompts are processed in chunks, so that memory does not grow with their length (except for keys and values of
     attention).
 
     Args:
-        model: a :class:`swila.SwiLAForCausalLM`.
-        prompts: text, token ids, or a list of them; of any lengths.
-        tokenizer: for text.
-        state: to go on from, made with the same weights; it is left as it is. A state of one row is read on by every
-            prompt. Text that goes on from a state gets no token for the beginning of a text.
-        chunk_size: tokens of each row at a time; by default 16,384, or 4,096 for models with attention.
-        progress: called with the tokens of the longest prompt that are read, and all of them.
+        model: A :class:`swila.SwiLAForCausalLM`.
+        prompts: Text, token ids, or a list of either, of any lengths.
+        tokenizer: Tokenizer for prompts that are text.
+        state: State to continue from, made with the same weights; it is not modified. A state with one row is used for
+            all prompts. The tokenizer's start token is removed from text that continues a state.
+        chunk_size: Number of tokens of each row per chunk. Default: 16,384, or 4,096 for models with attention.
+        progress: Called after each chunk with the number of processed tokens and the length of the longest prompt.
     """
     check_model(model)
     check_state(state)
     prompt_ids = as_tokens(prompts, tokenizer, state is not None)
     if state is not None:
         state.check_fits(model)
-    chunk_size = AT_ONCE[model.model.attends] if chunk_size is None else as_count("chunk_size", chunk_size, 1)
+    chunk_size = CHUNK_SIZE[model.model.attends] if chunk_size is None else as_count("chunk_size", chunk_size, 1)
     if state is not None and len(state) != len(prompt_ids):
         if len(state) != 1:
             raise ValueError(f"state must have one row, or one for each of {len(prompt_ids)} prompts, got {len(state)}")
         state = state[[0] * len(prompt_ids)]
     if state is None and not all(prompt_ids):
-        raise ValueError("prompts must have at least one token each where there is no state to go on from")
+        raise ValueError("prompts must have at least one token each, or a state to continue from")
     if wrong := [token for row in prompt_ids for token in row if not 0 <= token < model.config.vocab_size]:
         raise ValueError(f"prompts must hold ids below vocab_size = {model.config.vocab_size}, got {wrong[0]}")
     lengths, longest, device = [len(row) for row in prompt_ids], max(map(len, prompt_ids)), model.device

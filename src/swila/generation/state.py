@@ -1,4 +1,4 @@
-"""Everything a model needs to go on with a text, and the file it can be kept in."""
+"""The state of generation, and its file format."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FORMAT = "swila-state-3"
 
 @dataclass(repr=False)
 class GenerationState:
-    """What a model has read so far: a few megabytes for any length of text, if its layers are recurrent.
+    """The state of a model after the tokens so far: a few megabytes for any length of text, if layers are recurrent.
 
     Attributes:
-        cache: what the layers carry.
-        hidden: the last hidden states ``[B, hidden_size]``, from which the next tokens follow.
-        layers: the mixers of the model it belongs to.
-        tokens: how many tokens of each row have been read.
-        weights: fingerprint of the weights it was made with; other weights would read it as noise.
+        cache: States of the layers.
+        hidden: Last hidden states ``[B, hidden_size]``, which give the next tokens.
+        layers: Names of the mixers of its model.
+        tokens: Number of processed tokens of each row.
+        weights: Fingerprint of the weights it was made with; it is meaningless for other weights.
     """
 
     cache: Cache
@@ -45,19 +45,19 @@ class GenerationState:
         return len(self.tokens)
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> GenerationState:
-        """The state of some rows; of one row again and again with ``state[[0] * 8]``, for example.
+        """Return the state of some rows, which may be repeated: ``state[[0] * 8]`` is eight copies of the first row.
 
-        ``rows`` may also be a mask, True for the rows to keep.
+        ``rows`` may also be a mask that is True for the rows to keep.
         """
-        places = self._places(rows)
-        index = torch.tensor(places, device=self.hidden.device)
+        indices = self._row_indices(rows)
+        index = torch.tensor(indices, device=self.hidden.device)
         cache, hidden = self.cache.batch_select(index), self.hidden[index]
-        return GenerationState(cache, hidden, self.layers, [self.tokens[i] for i in places], self.weights)
+        return GenerationState(cache, hidden, self.layers, [self.tokens[i] for i in indices], self.weights)
 
-    def _places(self, rows: Any) -> list[int]:
-        """Rows as given to an index, from 0 on."""
+    def _row_indices(self, rows: Any) -> list[int]:
+        """Return the indices, from 0, of rows given as in ``__getitem__``."""
         if isinstance(rows, slice):
-            places = list(range(len(self))[rows])
+            indices = list(range(len(self))[rows])
         else:
             given = rows.tolist() if hasattr(rows, "tolist") else rows
             given = list(given) if isinstance(given, Sequence) else [given]
@@ -65,52 +65,52 @@ class GenerationState:
                 if len(given) != len(self):
                     raise ValueError(f"a mask of rows must have {len(self)} entries, got {len(given)}")
                 given = [i for i, kept in enumerate(given) if kept]
-            places = [range(len(self))[i] for i in given]
-        if not places:
+            indices = [range(len(self))[i] for i in given]
+        if not indices:
             raise ValueError(f"rows must name at least one of the {len(self)} rows, got {rows!r}")
-        return places
+        return indices
 
     def check_fits(self, model: Any, name: str = "state") -> None:
-        """Raise ValueError unless this is a state of the model: of the same layers, widths and weights."""
+        """Raise ValueError unless the state was made with the model's layers, width and weights."""
         self.check_architecture(model, name)
         if self.weights != weights_fingerprint(model):
             raise ValueError(
-                f"{name} was made with other weights than the model's (or another dtype, or other options), which "
-                "would read it as noise; take the model it was made with, or read the text again"
+                f"{name} was made with other weights than the model's (or another dtype, or other options); "
+                "use the model it was made with, or process the text again"
             )
 
     def check_architecture(self, model: Any, name: str = "state") -> None:
-        """Raise ValueError unless the model has the layers this is a state of."""
+        """Raise ValueError unless the model has the layers and the width of the state."""
         mine, its = self.layers, model.config.layer_mixers
         if mine != its:
             raise ValueError(
                 f"{name} is the state of another architecture: its layers are {_briefly(mine)}, the model's are "
-                f"{_briefly(its)}; take the model it was made with"
+                f"{_briefly(its)}; use the model it was made with"
             )
         if self.hidden.shape[1] != model.config.hidden_size:
             width, its_width = self.hidden.shape[1], model.config.hidden_size
-            raise ValueError(f"{name} is the state of a model of width {width}, and this one's is {its_width}")
+            raise ValueError(f"{name} is the state of a model of width {width}, and the model's width is {its_width}")
 
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of all tensors, in order."""
+        """Return the dtypes of all tensors, in order."""
         return tuple(t.dtype for t in _flatten(self).values())
 
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Return the number of bytes of all tensors."""
         return sum(t.numel() * t.element_size() for t in _flatten(self).values())
 
     def save(self, path: str | Path, model: Any) -> None:
-        """Write the state to a safetensors file, with a checksum and what is needed to recognise its model.
+        """Save the state to a safetensors file, with a checksum and the fingerprint of its model.
 
         Args:
-            path: of the file.
-            model: the model it was made with.
+            path: Path of the file.
+            model: Model that the state was made with.
         """
         from safetensors.torch import save_file
 
         path = Path(path)
         if path.is_dir():
-            raise ValueError(f"path must be that of a file, got the directory {str(path)!r}")
+            raise ValueError(f"path must be a file, got the directory {str(path)!r}")
         self.check_fits(model)
         metadata = {
             "format": FORMAT,
@@ -123,31 +123,31 @@ class GenerationState:
         tensors = {name: t.contiguous().cpu() for name, t in _flatten(self).items()}
         metadata["checksum"] = _checksum(tensors, metadata)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")  # a file under its name is a whole one
+        part = path.with_name(path.name + ".part")  # renamed when complete
         save_file(tensors, part, metadata)
         part.replace(path)
 
     @classmethod
     def load(cls, path: str | Path, model: Any, check: bool = True) -> GenerationState:
-        """Read a state back, onto the model's device.
+        """Load a state to the model's device.
 
         Args:
-            path: of a file that :meth:`save` wrote, here or on another machine.
-            model: the model it was made with.
-            check: False to take it although the weights are not those it was made with; from then on it counts as a
-                state of this model.
+            path: Path of a file that :meth:`save` wrote.
+            model: Model that the state was made with.
+            check: Whether to raise ValueError if the model's weights or dtype differ from those the state was made
+                with. With False the state is converted and becomes a state of this model.
         """
         tensors, metadata = _read(path)
         state = _unflatten(tensors, json.loads(metadata["layers"]), json.loads(metadata["tokens"]), metadata["weights"])
         state.check_architecture(model, str(path))
         mine, its = metadata["dtype"], str(model.dtype).removeprefix("torch.")
         if check and mine != its:
-            raise ValueError(f"{path} was made in {mine}, and the model is in {its}: load that in {mine}")
+            raise ValueError(f"{path} was made in {mine}, and the model is in {its}: load the model in {mine}")
         if check:
             state.check_fits(model, str(path))
         for name, t in tensors.items():
             dtype = t.dtype
-            if mine != its and "recurrent_state" in name:  # of the recurrence's own precision
+            if mine != its and "recurrent_state" in name:  # has the precision of the recurrence
                 dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
             elif mine != its and t.dtype == state.hidden.dtype:
                 dtype = model.dtype
@@ -159,11 +159,11 @@ class GenerationState:
 
 
 def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors, on the CPU, and metadata of a whole file of this version."""
+    """Return the tensors (on the CPU) and the metadata of a file; raise ValueError if it is invalid."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
-        raise ValueError(f"path must be a file with a saved state, got {str(path)!r}, which is no file")
+        raise ValueError(f"path must be a file with a saved state, got {str(path)!r}, which is not a file")
     try:
         with safe_open(str(path), "pt") as file:
             metadata = file.metadata() or {}
@@ -175,12 +175,12 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                          f"got {metadata.get('format')!r}")  # fmt: skip
     checksum = metadata.pop("checksum", None)
     if checksum != _checksum(tensors, metadata):
-        raise ValueError(f"{path} is damaged: its contents do not have the checksum they were saved with")
+        raise ValueError(f"{path} is damaged: its contents do not match their checksum")
     return tensors, metadata
 
 
 def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """SHA-256 of the metadata, and of names, dtypes, shapes and bytes of all tensors."""
+    """Return the SHA-256 of the metadata, and of names, dtypes, shapes and bytes of all tensors."""
     digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
     for name in sorted(tensors):
         t = tensors[name]
@@ -205,7 +205,7 @@ def _flatten(state: GenerationState) -> dict[str, Tensor]:
 
 
 def saved_dtype(path: str | Path) -> str | None:
-    """The dtype a saved state was made in, or None if the file does not say."""
+    """Return the dtype of the model of a saved state, or None if the file does not contain it."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -216,7 +216,7 @@ def saved_dtype(path: str | Path) -> str | None:
 
 
 def _tuple(entries: dict[str, Tensor]) -> SwitchingState | tuple[Tensor, ...]:
-    """What had these entries: numbered ones a plain tuple, named ones a state of our operation."""
+    """Return the entries as a tuple if they are numbered, as a :class:`SwitchingState` if they are named."""
     if "W" in entries:
         return SwitchingState(**entries)
     return tuple(entries[str(n)] for n in range(len(entries)))
