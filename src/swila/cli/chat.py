@@ -119,7 +119,7 @@ def turn_tokens(tokenizer: Any, text: str, first: bool, last: int | None) -> lis
     from swila.generation.prompts import as_tokens
 
     if not getattr(tokenizer, "chat_template", None):
-        return as_tokens(text if first else "\n" + text, tokenizer, goes_on=not first)[0]
+        return as_tokens(text if first else "\n" + text, tokenizer, continued=not first)[0]
     answer = "THE-ANSWER"
     before = [] if first else [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
     turns = [*before, {"role": "user", "content": text}]
