@@ -1,6 +1,6 @@
-"""Train a tiny Temporal SwiLA with transformers' Trainer, on this library's own source code, byte by byte.
+"""Train a tiny Temporal SwiLA with transformers' Trainer, on the bytes of this library's source code.
 
-python examples/train_with_transformers.py --max_steps 300     # any of Trainer's options; a few minutes on a CPU
+python examples/train_with_transformers.py --max_steps 300     # and any option of Trainer; a few minutes on a CPU
 swila generate runs/source-code "def " --temperature 0.8
 """
 
@@ -20,7 +20,7 @@ DEFAULTS |= {"dataloader_pin_memory": torch.cuda.is_available()}
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each of the 256 bytes."""
+    """Return a tokenizer with one token for each of the 256 bytes."""
     letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -29,7 +29,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def main(arguments: list[str]) -> float:
-    """Train, save model and tokenizer, print a sample, and return the loss on held-out text in nats per byte."""
+    """Train, save the model and the tokenizer, print a sample, and return the held-out loss in nats per byte."""
     defaults = [f"--{name}={value}" for name, value in DEFAULTS.items()]
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*defaults, *arguments])
     tokenizer = byte_tokenizer()

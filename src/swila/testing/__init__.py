@@ -1,4 +1,4 @@
-"""Random calls of the operation, and checks of a backend against the specification."""
+"""Random calls of the operation, and comparison of a backend with the reference."""
 
 from swila.testing.cases import VARIANTS as VARIANTS
 from swila.testing.cases import Shape as Shape

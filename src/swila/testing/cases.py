@@ -1,4 +1,4 @@
-"""Random calls of the operation: every variant, any shape, dtype and device."""
+"""Random calls of the operation, for every variant and any shape, dtype and device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swila.ops.call import PER_TOKEN, DecayKind, Inputs, Options, Problem
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a call: batch, time, heads, key dims, output dims, mixtures."""
+    """Sizes of a call: batch, time, heads, key dimensions, output dimensions, mixtures."""
 
     B: int = 2
     T: int = 67
@@ -33,7 +33,7 @@ SMALL = Shape()
 
 @dataclass(frozen=True)
 class Variant:
-    """Which form of the recurrence a call takes."""
+    """A variant of the recurrence."""
 
     decay: DecayKind | None = None
     decay_order: str = "pre"
@@ -57,7 +57,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def problem_of(call: dict[str, Any]) -> Problem:
-    """The description of a call with everything asked for: state, statistics and gradients."""
+    """Return the :class:`Problem` of a call that requests state, statistics and gradients."""
     state = call.get("initial_state") or (None, None, None)
     x = Inputs.of([*(call.get(name) for name in PER_TOKEN), *state, call.get("cu_seqlens")])
     options = Options(call["decay_order"], call["normalize"], return_state=True, routing_stats=True)
@@ -75,10 +75,20 @@ def make_call(
     lengths: list[int] | None = None,
     requires_grad: bool = True,
 ) -> dict[str, Any]:
-    """Keyword arguments of :func:`swila.switching_delta_rule`, drawn as a trained layer would hand them over.
+    """Return random keyword arguments of :func:`swila.switching_delta_rule`, distributed as in a trained layer.
 
-    Unit keys and queries, values of size 2 (so that responsibilities differ), decays between 0.3 and 1.
-    ``lengths`` packs sequences of these lengths; ``shape.B`` and ``shape.T`` are then not used.
+    Keys and queries have unit length, values a standard deviation of 2 (so that responsibilities differ); decays are
+    mostly between 0.3 and 1.
+
+    Args:
+        variant: Variant of the recurrence.
+        shape: Sizes.
+        dtype: Dtype of the inputs; the state is float32, or float64 for float64.
+        device: Device of the tensors.
+        seed: Seed of the random numbers.
+        initial_state: Whether to pass an initial state.
+        lengths: Lengths of packed sequences, instead of ``shape.B`` and ``shape.T``.
+        requires_grad: Whether the tensors require gradients.
     """
     B, T, N = shape.B, shape.T, shape.B
     if lengths is not None:

@@ -1,12 +1,12 @@
-"""Is a backend right? Everything it returns, and every gradient, against the specification in float64.
+"""Comparison of a backend with the reference in float64: everything it returns, and every gradient.
 
-How far off it may be is not a number made up: the token loop itself, run on the same inputs in the same precision, is
-some way from float64, and a backend may be a few times that far, since it adds up in another order; where the loop
-happens to be closer than chance, a floor of some roundings of the recurrence's own arithmetic takes its place. A
-backend on matrix units is measured by the loop with their operands rounded as they are there, and may be twice as far
-off. Over a long sequence without decay roundings grow along few directions, and the error of one run is then close to
-one random number, which may happen to be near zero: where one rounding of the loop is not far enough off, the measure
-is the root mean square over several independent ones.
+The tolerance is derived from the data. The reference token loop, run on the same inputs in the backend's precision, has
+an error relative to float64. A backend may have a few times that error, since it sums in another order, plus a floor of
+some roundings, for cases where the loop happens to be very accurate. A backend that uses matrix units rounds the
+operands of its products; the token loop with operands rounded to as many bits gives its tolerance, times two. Over a
+long sequence without decay, rounding errors grow along few directions, and the error of one run is then close to a
+single random number, which may be near zero. If the tolerance from one rounding fails, it is therefore replaced by the
+root mean square over several independent roundings.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from swila.ops.call import PER_TOKEN, STATE
 
 TIMES_REFERENCE = 4.0
 TIMES_ROUNDED = 2.0
-TIMES_DRAWN = 4  # independent roundings at most; with one, the bound was seen ten times too tight
-ROUNDINGS = 64.0  # a long sum in another order; seen: up to 25 where the token loop happens to round well
+TIMES_DRAWN = 4  # independent roundings; with one, the tolerance was seen to be ten times too small
+ROUNDINGS = 64.0  # a long sum in another order; up to 25 were seen where the token loop is very accurate
 
 
 class Check(NamedTuple):
-    """One returned tensor or gradient: its error relative to its size, and the most it may be."""
+    """The relative error of one returned tensor or gradient, and its tolerance."""
 
     name: str
     error: float
@@ -38,12 +38,12 @@ class Check(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the error is within bounds; not so for NaN."""
+        """Whether the error is within the tolerance; False for NaN."""
         return self.error <= self.allowed
 
     @property
     def severity(self) -> float:
-        """The error as a share of what is allowed, infinite for NaN."""
+        """The error relative to the tolerance; infinite for NaN."""
         return math.inf if math.isnan(self.error) else self.error / self.allowed
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Check(NamedTuple):
 
 
 def leaves(call: dict[str, Any]) -> dict[str, Tensor]:
-    """The differentiable tensors of a call, by name."""
+    """Return the differentiable tensors of a call by name."""
     state = call.get("initial_state") or (None, None, None)
     tensors = {name: call.get(name) for name in PER_TOKEN}
     tensors |= {f"initial_{name}": part for name, part in zip(STATE, state, strict=True)}
@@ -59,7 +59,7 @@ def leaves(call: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def results(output: SwitchingOutput) -> dict[str, Tensor]:
-    """Everything the operation returned, by name."""
+    """Return all tensors of an output by name."""
     parts: dict[str, Tensor | None] = {"output": output.output}
     parts |= {} if output.state is None else output.state._asdict()
     parts |= {} if output.stats is None else output.stats._asdict()
@@ -67,12 +67,12 @@ def results(output: SwitchingOutput) -> dict[str, Tensor]:
 
 
 def evaluate(call: dict[str, Any], backend: str, gradients: bool = True, statistics: bool = True) -> dict[str, Tensor]:
-    """All results of a call and, under ``d name``, the gradients of a fixed random combination of them."""
+    """Return all results of a call and, as ``d name``, the gradients of a fixed random linear combination of them."""
     found = results(switching_delta_rule(**call, return_state=True, routing_stats=statistics, backend=backend))
     inputs = {name: t for name, t in leaves(call).items() if t.requires_grad}
     if gradients:
         generator = torch.Generator().manual_seed(1)
-        # Multiples of 1/64 below 2 are the same numbers in every dtype.
+        # Multiples of 1/64 below 2 are exact in every dtype.
         weights = [
             torch.randint(-127, 128, t.shape, generator=generator, device="cpu").to(t) / 64 for t in found.values()
         ]
@@ -82,19 +82,23 @@ def evaluate(call: dict[str, Any], backend: str, gradients: bool = True, statist
 
 
 def exact(call: dict[str, Any], gradients: bool = True, statistics: bool = True) -> dict[str, Tensor]:
-    """The specification of a call: the token loop in float64 on the CPU."""
+    """Return the results of the reference in float64 on the CPU; see :func:`evaluate`."""
     return evaluate(_converted(call, torch.float64, "cpu"), "reference", gradients, statistics)
 
 
 def check_backend(call: dict[str, Any], backend: str, gradients: bool = True, statistics: bool = True) -> list[Check]:
-    """Compare a backend with the specification; every entry says how far off it is and how far it may be.
+    """Compare a backend with the reference.
 
-    ``statistics=False`` leaves out the statistics of the routing: kernels take another path without them.
+    Args:
+        call: Keyword arguments of :func:`swila.switching_delta_rule`.
+        backend: Name of the backend.
+        gradients: Whether to compare gradients.
+        statistics: Whether to request routing statistics; kernels take another path without them.
     """
     truth = exact(call, gradients, statistics)
     dtype, full = call["q"].dtype, torch.finfo(torch.float32).eps
     yardstick, scale = evaluate(_converted(call, None, "cpu"), "reference", gradients, statistics), 1.0
-    if dtype == torch.float64:  # nothing is more precise: how far float32 is off tells how roundings grow
+    if dtype == torch.float64:  # no dtype is more precise; scale the error of float32
         yardstick = evaluate(_converted(call, torch.float32, "cpu"), "reference", gradients, statistics)
         scale = torch.finfo(torch.float64).eps / full
         full = torch.finfo(torch.float64).eps
@@ -105,7 +109,7 @@ def check_backend(call: dict[str, Any], backend: str, gradients: bool = True, st
     bits = get_backend(backend).operand_bits(dtype) or 0
 
     def compared(draws: int) -> list[Check]:
-        """The checks, with the bound of so many roundings."""
+        """Return the checks with the tolerance from a number of roundings."""
         squares = dict.fromkeys(errors, 0.0)
         for seed in range(draws):
             rounded = evaluate_rounded(call, bits, gradients, statistics, seed)
@@ -120,7 +124,7 @@ def check_backend(call: dict[str, Any], backend: str, gradients: bool = True, st
 
 
 class _Rounded(torch.autograd.Function):
-    """A number with so many bits in its significand, and a gradient likewise."""
+    """Rounding to a number of bits, of the value and of its gradient."""
 
     @staticmethod
     def forward(ctx, x: Tensor, bits: int, generator: torch.Generator) -> Tensor:
@@ -133,10 +137,10 @@ class _Rounded(torch.autograd.Function):
 
 
 def round_to(x: Tensor, bits: int, generator: torch.Generator) -> Tensor:
-    """``x`` rounded to a significand of ``bits`` bits on a grid shifted at random (subtractive dither).
+    """Round ``x`` to a significand of ``bits`` bits on a randomly shifted grid (subtractive dither).
 
     The error is uniform within half a unit in the last place and independent of ``x``, so that different seeds give
-    independent roundings. What has no more bits than these stays as it is.
+    independent roundings. Values that are exact with ``bits`` bits do not change.
     """
     significand, exponent = torch.frexp(x)
     scaled = significand * 2**bits
@@ -148,9 +152,9 @@ def round_to(x: Tensor, bits: int, generator: torch.Generator) -> Tensor:
 def evaluate_rounded(
     call: dict[str, Any], bits: int, gradients: bool = True, statistics: bool = True, seed: int = 0
 ) -> dict[str, Tensor]:
-    """As :func:`evaluate`, by the token loop in float64 with the operands of matrix products rounded to ``bits``.
+    """Return :func:`evaluate` of the token loop in float64, with the operands of matrix products rounded to ``bits``.
 
-    Roundings are drawn with ``seed``; see :func:`round_to`.
+    ``seed`` determines the roundings; see :func:`round_to`.
     """
     generator = torch.Generator().manual_seed(seed)
     operation = partial(reference.differentiable_forward, operand=lambda t: _Rounded.apply(t, bits, generator))
@@ -162,13 +166,13 @@ def evaluate_rounded(
 
 
 def _error(found: Tensor, truth: Tensor) -> float:
-    """Root mean square of the difference over that of the truth."""
+    """Return the root mean square of the difference relative to that of the truth."""
     found, truth = found.double().cpu(), truth.double().cpu()
     return ((found - truth).norm() / truth.norm().clamp_min(torch.finfo(truth.dtype).tiny)).item()
 
 
 def _converted(call: dict[str, Any], dtype: torch.dtype | None, device: str) -> dict[str, Any]:
-    """A copy of the call in a full precision, or with None in the dtypes it has."""
+    """Return a copy of the call in another dtype, or with None in its own dtypes, on a device."""
 
     def convert(t: Tensor | None) -> Tensor | None:
         return None if t is None else t.detach().to(device, dtype or t.dtype).requires_grad_(t.requires_grad)

@@ -1,4 +1,4 @@
-"""Everything about one backend on one device and dtype: all variants, packed or not, with and without statistics."""
+"""Checks of one backend on one device and dtype: all variants, dense and packed, with and without statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swila.testing.cases import VARIANTS, Shape, make_call, problem_of
 from swila.testing.checks import Check, check_backend
 
 PACKED = [5, 40, 1, 33]
-# Kernels take other paths for packed sequences, without statistics and for many mixtures.
+# Kernels take different paths for packed sequences, without statistics and for many mixtures.
 CASES: tuple[tuple[str, Shape, list[int] | None, bool], ...] = (
     ("", Shape(), None, True),
     (", packed", Shape(), PACKED, True),
@@ -21,21 +21,28 @@ CASES: tuple[tuple[str, Shape, list[int] | None, bool], ...] = (
 
 
 class Examination(NamedTuple):
-    """What was found."""
+    """Results of :func:`examine`.
+
+    Attributes:
+        calls: Number of calls.
+        checks: Checks with the call they belong to, worst first.
+        crashes: Calls that raised an exception, with the exception.
+        refusals: Reasons why the backend does not support other calls.
+    """
 
     calls: int
-    checks: list[tuple[str, Check]]  # with the call they belong to, worst first
+    checks: list[tuple[str, Check]]
     crashes: list[tuple[str, str]]
     refusals: list[str]
 
     @property
     def failures(self) -> int:
-        """How many checks and calls went wrong."""
+        """Number of failed checks and calls."""
         return sum(not check.ok for _, check in self.checks) + len(self.crashes)
 
 
 def examine(backend: Backend, device: str, dtype: torch.dtype) -> Examination:
-    """Run and check every call that the backend supports."""
+    """Run and check all calls that the backend supports."""
     checks: list[tuple[str, Check]] = []
     crashes, refusals = [], []
     calls = 0
