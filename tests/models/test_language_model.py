@@ -232,7 +232,7 @@ def test_the_cache_of_a_call_that_failed_is_refused(name):
             model(ids[:, :1], past_key_values=mine)
     hook.remove()
     for mine, lengths in ((began, "0 and 1"), (cache, "6 and 7")):
-        with pytest.raises(ValueError, match=f"past_key_values must be of a call .* have seen {lengths} tokens"):
+        with pytest.raises(ValueError, match=f"past_key_values must come from a call .* processed {lengths} tokens"):
             model(ids[:, :1], past_key_values=mine)
     expected = model(torch.cat([ids, ids[:, :1]], 1)).logits[:, -1:]
     assert_close(model(ids[:, :1], past_key_values=before).logits, expected, **tolerance())
