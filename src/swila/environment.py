@@ -1,4 +1,4 @@
-"""Where something ran: hardware, versions, commit and sources, for reports and results files."""
+"""Hardware, versions, commit and sources, for reports and results files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch
 import swila
 from swila.source_digest import source_digest
 
-SOURCES = source_digest()  # as they are imported: a file may be edited while something runs
+SOURCES = source_digest()  # at import: a file may be edited while a run is active
 PACKAGES = ("numba", "triton", "numpy", "transformers", "flash-linear-attention")
 
 
 def environment() -> dict[str, Any]:
-    """Facts that a number needs beside it.
+    """Return the hardware, versions, commit and sources of this process.
 
-    ``commit`` is what git says, which may be wrong where the git folder is not the one the files came from; ``sources``
-    is the digest of the files themselves (:mod:`swila.source_digest`), by which the commit can be found and checked.
+    ``commit`` is that of the git repository, which may be wrong if the files come from elsewhere. ``sources`` is the
+    digest of the files themselves (:mod:`swila.source_digest`), by which the commit can be found and checked.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit the package runs from, with ``-dirty`` where the tree differs; None outside a checkout of it."""
+    """Return the commit of the checkout, with ``-dirty`` if files differ from it; None outside of a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -55,7 +55,7 @@ def commit() -> str | None:
 
 
 def package_version(name: str) -> str | None:
-    """Version of an installed package, without importing it."""
+    """Return the version of a package without importing it, or None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -63,7 +63,7 @@ def package_version(name: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """The processor's name, as far as the system tells it."""
+    """Return the name of the processor if the system reports it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

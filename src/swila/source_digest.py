@@ -1,14 +1,14 @@
 r"""A digest of the package's own sources, the same from files on disk and from a commit.
 
-It is the SHA-256 of a listing as ``sha256sum`` prints it: a line ``DIGEST  PATH`` for each file of the package, sorted,
-with paths relative to ``src/swila``. Compiled files (``__pycache__``) and hidden ones do not count, and line endings
-are those of the repository. In a checkout::
+The digest is the SHA-256 of a listing as ``sha256sum`` prints it: a line ``DIGEST  PATH`` for each file of the package,
+sorted, with paths relative to ``src/swila``. Compiled files (``__pycache__``) and hidden files are excluded, and line
+endings are those of the repository. In a checkout::
 
     cd src/swila && find . -type f -not -path '*/__pycache__/*' -not -path '*/.*' -printf '%P\n' \
         | LC_ALL=C sort | xargs sha256sum | sha256sum
 
-``python -m swila.source_digest`` prints the digest of the files it runs from, ``python -m swila.source_digest COMMIT``
-the digest of a commit of the repository in the working directory.
+``python -m swila.source_digest`` prints the digest of the installed package, ``python -m swila.source_digest COMMIT``
+that of a commit of the repository in the working directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGE = "src/swila"  # from the repository's root
 
 
 def source_digest(folder: Path | None = None) -> str | None:
-    """The digest of the files in a folder, by default of the package itself; None if there are none to read."""
+    """Return the digest of the files in a folder (default: the package itself), or None if there are no files."""
     root = folder or Path(__file__).parent
     try:
         paths = [path for path in root.rglob("*") if path.is_file()]
@@ -33,7 +33,7 @@ def source_digest(folder: Path | None = None) -> str | None:
 
 
 def digest(files: Mapping[str, bytes]) -> str | None:
-    """The digest of some files: path relative to the package -> contents; None if there are no files."""
+    """Return the digest of files, given by path relative to the package; None if there are no files."""
     listing = sorted(
         (path.encode(), sha256(contents.replace(b"\r\n", b"\n")).hexdigest())
         for path, contents in files.items()
@@ -45,13 +45,13 @@ def digest(files: Mapping[str, bytes]) -> str | None:
 
 
 def commit_digest(commit: str, repository: Path) -> str | None:
-    """The digest of a commit's sources; None where git, the repository, the commit or the package in it is missing."""
+    """Return the digest of a commit's sources, or None if git, the repository, the commit or its package is missing."""
     tree = tree_of([commit], repository).get(commit)
     return None if tree is None else tree_digest(tree, repository)
 
 
 def tree_of(commits: Iterable[str], repository: Path) -> dict[str, str]:
-    """commit -> the git tree of its package, for those commits that are known and have one."""
+    """Return the git tree of the package by commit; commits that are unknown or without the package are left out."""
     names = list(commits)
     wanted = "".join(f"{name}:{PACKAGE}\n" for name in names).encode()
     told = git(repository, "cat-file", "--batch-check=%(objecttype) %(objectname)", given=wanted)
@@ -65,7 +65,7 @@ def tree_of(commits: Iterable[str], repository: Path) -> dict[str, str]:
 
 
 def tree_digest(tree: str, repository: Path) -> str | None:
-    """The digest of a git tree of the package."""
+    """Return the digest of a git tree of the package, or None if git fails."""
     listing = git(repository, "ls-tree", "-r", "-z", "--full-tree", tree)
     if listing is None:
         return None
@@ -87,7 +87,7 @@ def tree_digest(tree: str, repository: Path) -> str | None:
 
 
 def git(repository: Path, *arguments: str, given: bytes = b"") -> bytes | None:
-    """What git prints; None where there is no git, no repository, or git says no."""
+    """Return the output of git, or None if git or the repository is missing or the command fails."""
     command = ["git", "-C", str(repository), *arguments]
     try:
         return subprocess.run(command, input=given, capture_output=True, check=True).stdout
@@ -100,11 +100,11 @@ def _counts(path: str) -> bool:
 
 
 def main(arguments: list[str]) -> str | None:
-    """The digest that the command prints, or None."""
+    """Return the digest that the command prints, or None."""
     return commit_digest(arguments[0], Path()) if arguments else source_digest()
 
 
 if __name__ == "__main__":
     found = main(sys.argv[1:])
-    print(found if found is not None else "no sources of swila found there")
+    print(found if found is not None else "no sources of swila were found")
     sys.exit(found is None)

@@ -45,8 +45,8 @@ SHAPE = Shape(B=2, T=64, H=2)
 
 
 @pytest.fixture
-def contest(monkeypatch):
-    """The contest on a CPU without ours, with a clock that says 1 ms; of one baseline with the given inputs."""
+def timed(monkeypatch):
+    """Times one baseline with the given inputs on a CPU, without ours, with a clock that says 1 ms."""
     monkeypatch.setattr(baselines, "CHECKED_TOKENS", 40)
     monkeypatch.setattr(baselines, "OURS", {})
     monkeypatch.setattr(baselines.fla, "unusable", lambda: None)
@@ -62,7 +62,7 @@ def contest(monkeypatch):
 
         monkeypatch.setattr(baselines, "_entered", entered)
         monkeypatch.setattr(baselines, "baseline_inputs", inputs)
-        (timing,) = baselines.contest(SHAPE, "cpu", 2, 1.0, ("GDN",))
+        (timing,) = baselines.time_in_turns(SHAPE, "cpu", 2, 1.0, ("GDN",))
         assert shapes == [(2, 64, 2)], "warmed up at the shape that is timed"
         return timing
 
@@ -70,8 +70,8 @@ def contest(monkeypatch):
 
 
 @pytest.mark.parametrize("decay", [None, "head", "key"])
-def test_right_ones_are_timed(contest, decay):
-    timing = contest(baseline(decay=decay))
+def test_right_ones_are_timed(timed, decay):
+    timing = timed(baseline(decay=decay))
     assert set(timing.errors) == {"output", "d q", "d k", "d v", "d beta"} | ({"d g"} if decay else set())
     assert all(error < 0.01 for error in timing.errors.values())
     assert (timing.refused, timing.forward_ms, timing.total_ms) == (None, 1.0, 1.0)
@@ -80,15 +80,15 @@ def test_right_ones_are_timed(contest, decay):
 @pytest.mark.parametrize(
     ("wrong", "named"), [("scale", "output"), ("half the decay", "output"), ("gradient of k", "d k off by")]
 )
-def test_wrong_ones_are_not(contest, wrong, named):
-    timing = contest(baseline(wrong, "head" if wrong != "gradient of k" else None))
+def test_wrong_ones_are_not(timed, wrong, named):
+    timing = timed(baseline(wrong, "head" if wrong != "gradient of k" else None))
     assert timing.refused.startswith("wrong: ")
     assert named in timing.refused
     assert timing.forward_ms is timing.total_ms is None
 
 
-def test_what_crashes_is_not_timed(contest):
-    timing = contest(baseline("crash"))
+def test_what_crashes_is_not_timed(timed):
+    timing = timed(baseline("crash"))
     assert timing.refused == "crashed: RuntimeError: not on this GPU"
     assert (timing.errors, timing.forward_ms) == ({}, None)
 

@@ -88,7 +88,7 @@ def test_runs_need_not_be_over_to_be_drawn(swila, regression, tmp_path):
     (copy / "deltanet-H2-lr0.005-seed0" / "result.json").unlink()
     result = swila("plot", copy)
     assert result.exit_code == 0, result.output
-    assert "not over, or failed: deltanet-H2-lr0.005-seed0" in result.output
+    assert "unfinished or failed: deltanet-H2-lr0.005-seed0" in result.output
     listed = swila("status", copy)
     assert "3 finished, 1 interrupted" in listed.output
     only = swila("status", copy, "--only", "interrupted")

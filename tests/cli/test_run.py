@@ -42,18 +42,18 @@ def test_from_start_to_figures(run, tmp_path):
     first.write_text(json.dumps(json.loads(first.read_text()) | {"commit": "older"}))
     again = run(*arguments)
     assert again.exit_code == 0
-    assert "4 of 4 runs are there already" in again.output
+    assert "4 of 4 runs have a result already" in again.output
     record = json.loads((tmp_path / "runs" / "results.json").read_text())
     assert record["environment"]["commit"] == "older"
     assert [where["commit"] for where in record["other_environments"]] != ["older"]
     more = run("--seeds", "7,", *arguments[2:], "--jobs", 1)
-    assert "with 4 runs of earlier commands in this directory" in more.output
+    assert "including 4 runs of earlier commands in this directory" in more.output
     rows = json.loads((tmp_path / "runs" / "results.json").read_text())["rows"]
     assert [(row["model"], row["runs"]) for row in rows] == [("swila", 3), ("deltanet", 3)]
     other = run(*arguments[:3], 5, *arguments[4:])
     assert other.exit_code == 2
     assert (
-        "holds another run (training.steps is 4 there and 5 here); choose another directory, or start over"
+        "holds another run (training.steps is 4 there and 5 here); choose another directory, or delete that run"
         in other.stderr
     )
     assert other.stderr.count("\n") == 1
@@ -82,7 +82,7 @@ def test_interrupted_and_resumed(tmp_path, number, begin):
     output, _ = process.communicate(timeout=60)
     assert "Traceback" not in output
     assert process.returncode == 130, output
-    assert "interrupted; the same command goes on" in output
+    assert "interrupted; the same command resumes" in output
     reached = [json.loads(path.read_text().splitlines()[-1])["step"] for path in metrics]
     assert all(step < 200 for step in reached)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -183,7 +183,7 @@ def test_without_matplotlib_and_tensorboard(run, tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "results.json").exists()
 
 
-def test_open_points_are_rows_of_their_own(run, tmp_path):
+def test_changed_settings_have_rows_of_their_own(run, tmp_path):
     arguments = "--steps", 3, "--seeds", 1, "--model", "temporal-swila", "--jobs", 1, "--no-tensorboard"
     for change in ((), ("--set", "noise=false", "--set", "clip=null")):
         result = run(*arguments, *change, "--out", tmp_path / "runs")
@@ -221,7 +221,7 @@ def test_mqar_and_inspection(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cdar", "mqar"])
-def test_help_names_every_open_point_and_model(name, monkeypatch):
+def test_help_names_every_setting_and_model(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     told = "".join(CliRunner().invoke(app, ["run", name, "--help"]).output.split())  # lines break at hyphens too
     for word in (*SETTINGS, *MODELS):

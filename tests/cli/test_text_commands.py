@@ -137,8 +137,8 @@ def test_chat(run, saved, tmp_path):
     assert "10 tokens in" in result.output
     assert "10 tokens from" in result.output
     assert result.output.count("/save FILE, /load FILE, /reset, /quit") == 2
-    assert "forgotten" in result.output
-    assert "there is nothing to save yet" in result.output
+    assert "the state is cleared" in result.output
+    assert "there is no state to save yet" in result.output
     assert "/save needs the name of a file" in result.output
     assert "path must be a file with a saved state, got 'nowhere'" in result.output
 
@@ -237,7 +237,7 @@ def test_a_model_that_was_cut_off(run, saved, tmp_path, command, file, kept):
     broken.write_bytes(content[: int(kept * len(content))])
     result = run(command, broken.parent, *(["a"] if command == "generate" else []))
     assert result.exit_code == 2
-    assert f"swila: model must be whole, but {broken} is cut off or damaged; copy it anew (" in result.stderr
+    assert f"swila: model must be complete, but {broken} is truncated or damaged; copy it again (" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -247,7 +247,7 @@ def test_a_configuration_that_is_none(run, saved, tmp_path, content):
     config.write_text(content)
     result = run("generate", config.parent, "a")
     assert result.exit_code == 2, result.output
-    assert f"swila: model must be whole, but {config} is cut off or damaged; copy it anew (" in result.stderr
+    assert f"swila: model must be complete, but {config} is truncated or damaged; copy it again (" in result.stderr
     assert "(must hold a JSON object, got " in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -269,7 +269,7 @@ def test_a_tokenizer_that_cannot_be_read(run, saved, tmp_path, file, content):
     for arguments in ([broken.parent], [saved[0], "--tokenizer", broken.parent]):
         result = run("generate", *arguments, "a")
         assert result.exit_code == 2, result.output
-        assert f"swila: tokenizer must be whole, but {broken} cannot be read; copy it anew (" in result.stderr
+        assert f"swila: tokenizer must be complete, but {broken} cannot be read; copy it again (" in result.stderr
         assert result.stderr.count("\n") == 1
 
 
@@ -279,7 +279,7 @@ def test_an_adapter_is_no_model(run, saved, tmp_path, command):
     (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
     result = run(command, tmp_path, *(["a"] if command == "generate" else []))
     assert result.exit_code == 2
-    assert f"model must be a whole model, got a PEFT adapter in '{tmp_path}'" in result.stderr
+    assert f"model must be a complete model, got a PEFT adapter in '{tmp_path}'" in result.stderr
     assert f"base = SwiLAForCausalLM.from_pretrained('{saved[0]}')" in result.stderr
     assert "merge_and_unload().save_pretrained(DIRECTORY)" in result.stderr
     assert f"PeftModel.from_pretrained(base, '{tmp_path}')" in result.stderr
@@ -295,7 +295,9 @@ def test_an_adapter_beside_a_model(run, saved, tmp_path, command):
     (both / "adapter_model.safetensors").write_bytes(b"weights")
     result = run(command, both, *(["a"] if command == "generate" else []))
     assert result.exit_code == 2, result.output
-    assert f"model must be a whole model, got a PEFT adapter in '{both}'; move it away from the model" in result.stderr
+    assert (
+        f"model must be a complete model, got a PEFT adapter in '{both}'; move it out of the directory" in result.stderr
+    )
     assert " merge it into its base model first: " in result.stderr
     assert f"base = SwiLAForCausalLM.from_pretrained('{both}')" in result.stderr
     assert "PeftModel.from_pretrained(base, 'ADAPTER')" in result.stderr
@@ -310,7 +312,7 @@ def test_text_that_is_none(run, saved, tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     for result, source in (
         (run("generate", saved[0], "--file", tmp_path / "picture.png"), f"file {tmp_path / 'picture.png'}"),
-        (run("generate", saved[0], "-", typed=b"\x89PNG"), "the prompt on the standard input"),
+        (run("generate", saved[0], "-", typed=b"\x89PNG"), "the prompt on standard input"),
     ):
         assert result.exit_code == 2
         assert (

@@ -47,7 +47,7 @@ def test_a_slow_run_beside_a_fast_one(clock):
 def test_steps_of_earlier_commands_are_no_speed(clock):
     """Runs that are there already, or go on from a checkpoint, are not fast."""
     left = TimeLeft({"there": 1000, "resumed": 1000, "later": 500}, jobs=1, clock=clock)
-    left.over("there")
+    left.ended("there")
     left.progressed("resumed", 900)
     assert left.of("resumed") is left.of_all() is None
     clock.now = 5.0
@@ -62,9 +62,9 @@ def test_a_run_that_ends_early_is_no_speed(clock):
         clock.now = float(step)
         left.progressed("solved", step)
         left.progressed("other", step)
-    left.over("solved")
+    left.ended("solved")
     assert left.of_all() == left.of("other") == pytest.approx(90)
-    left.over("other")
+    left.ended("other")
     assert left.of_all() == 0
 
 
@@ -100,7 +100,7 @@ def test_all_runs_never_take_less_than_one(clock):
             steps[name] = min(steps[name] + round(20 / pace[name]), planned[name])
             left.progressed(name, steps[name])
             if steps[name] == planned[name] or rng.random() < 0.02:
-                left.over(name)
+                left.ended(name)
                 del steps[name]
         if (total := left.of_all()) is not None and steps:
             compared += 1

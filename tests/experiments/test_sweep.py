@@ -141,7 +141,7 @@ def test_mistakes_in_directories_cost_nothing(tmp_path):
 
 def test_two_commands_in_one_directory(tmp_path):
     def report(news):
-        with pytest.raises(ValueError, match="another command is at work in"):
+        with pytest.raises(ValueError, match="another command is using"):
             run_all([Odd("b")], tmp_path)
 
     run_all([Odd("a")], tmp_path, report=report)

@@ -270,7 +270,7 @@ def test_the_exit_status_of_the_module(repository, monkeypatch, capsys, known):
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("swila.source_digest", run_name="__main__")
     assert bool(ended.value.code) is not known
-    assert capsys.readouterr().out.strip() == (repository.digest() if known else "no sources of swila found there")
+    assert capsys.readouterr().out.strip() == (repository.digest() if known else "no sources of swila were found")
 
 
 def test_provenance_names_its_list_by_date():

@@ -1,1 +1,1 @@
-"""Benchmarks: always side by side in one run, never of something that is wrong."""
+"""Benchmarks; everything that is compared runs in one process, and is checked before it is timed."""

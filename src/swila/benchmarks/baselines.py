@@ -1,4 +1,4 @@
-"""The operation on a GPU beside flash-linear-attention's kernels on a state of the same size, in one run."""
+"""Benchmark of the operation on a GPU against flash-linear-attention's kernels on a state of the same size."""
 
 from __future__ import annotations
 
@@ -31,22 +31,35 @@ DECODE = Shape(B=128, T=1, H=16, K=64, V=64, J=4)
 
 @dataclass
 class Timing:
-    """One contender: milliseconds of a forward and of a forward + backward, and bytes beyond the inputs at the peak."""
+    """Measurements of one variant of ours or one baseline.
+
+    Attributes:
+        name: Name of the variant or baseline.
+        forward_ms: Time of a forward.
+        total_ms: Time of a forward + backward.
+        peak_bytes: Peak memory of a forward + backward, beyond the inputs.
+        kept_ratio: Bytes kept for the backward, inputs included, relative to the inputs.
+        floor_ms: Time to move inputs and output once.
+        total_floor_ms: Time to move the inputs twice, the output, its gradient and the gradients of the inputs.
+        refused: Why it was not timed, or None.
+        errors: Relative errors of the output and each gradient, measured before timing.
+        turns: Times of all measurements.
+    """
 
     name: str
     forward_ms: float | None = None
     total_ms: float | None = None
     peak_bytes: int | None = None
-    kept_ratio: float | None = None  # kept for the backward, inputs counted in, over the inputs
-    floor_ms: float | None = None  # of a forward: inputs and output moved once
-    total_floor_ms: float | None = None  # inputs twice, output and its gradient, gradients
+    kept_ratio: float | None = None
+    floor_ms: float | None = None
+    total_floor_ms: float | None = None
     refused: str | None = None
-    errors: dict[str, float] = field(default_factory=dict)  # of the output and each gradient, found before timing
+    errors: dict[str, float] = field(default_factory=dict)
     turns: list[tuple[float, float]] = field(default_factory=list)
 
 
 def inputs_of(variant: Variant, shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """Arguments with a time axis, drawn on the device."""
+    """Return random inputs of a variant, drawn on the device."""
     generator = torch.Generator(device=device).manual_seed(0)
 
     def normal(*last: int) -> Tensor:
@@ -66,7 +79,7 @@ def inputs_of(variant: Variant, shape: Shape, device: str, dtype: torch.dtype = 
 
 
 def baseline_inputs(name: str, shape: Shape, device: str) -> tuple[Callable[..., Tensor], dict[str, Tensor]]:
-    """A baseline's operation and its arguments; heads of 128 give a state as large as J = 4 with heads of 64."""
+    """Return the operation of a baseline and its inputs; heads of 128 have the state size of J = 4 and heads of 64."""
     from fla.ops.delta_rule import chunk_delta_rule
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.kda import chunk_kda
@@ -86,16 +99,16 @@ def baseline_inputs(name: str, shape: Shape, device: str) -> tuple[Callable[...,
     return (lambda **x: operation(**x)[0]), {key: t.requires_grad_() for key, t in call.items()}
 
 
-BASELINE_ERRORS = {"d g": 0.1}  # gradients of decays are differences of rounded sums
-BASELINE_ERROR = 0.02  # a few roundings of bfloat16
-CHECKED_TOKENS = 140  # two chunks of 64 tokens, and a part of one
+BASELINE_ERRORS = {"d g": 0.1}  # the gradient of the decay is a difference of rounded sums
+BASELINE_ERROR = 0.02  # a few rounding errors of bfloat16
+CHECKED_TOKENS = 140  # two chunks of 64 tokens and a partial one
 
 
 def baseline_errors(name: str, shape: Shape, device: str) -> dict[str, float]:
-    """Relative errors of a baseline's output and gradients against the token loop in float64, on a short sequence.
+    """Return the relative errors of a baseline's output and gradients against the token loop in float64.
 
-    With J = 1 our specification is the baseline's; its ``scale`` is on the queries. What tunes itself by the sizes of a
-    head has to be run at the shape that is timed before: it would otherwise be tuned for these few tokens.
+    With J = 1 our reference is that of the baseline, whose ``scale`` multiplies the queries. The sequence is short:
+    call the baseline at the timed shape first, or autotuning by the size of the heads would use these few tokens.
     """
     operation, call = baseline_inputs(name, replace(shape, B=1, T=CHECKED_TOKENS), device)
     output = operation(**call)
@@ -112,7 +125,7 @@ def baseline_errors(name: str, shape: Shape, device: str) -> dict[str, float]:
 
 
 def baseline_refused(errors: dict[str, float]) -> str | None:
-    """Why a baseline with these errors is not timed, or None."""
+    """Return why a baseline with these errors is not timed, or None."""
     wrong = [
         f"{name} off by {e:.1e}" for name, e in errors.items() if not e <= BASELINE_ERRORS.get(name, BASELINE_ERROR)
     ]
@@ -121,10 +134,10 @@ def baseline_refused(errors: dict[str, float]) -> str | None:
 
 @contextmanager
 def gdn_backward_allowed() -> Iterator[None]:
-    """Lift flash-linear-attention's refusal of GDN's backward, which on Hopper depends on the version of triton.
+    """Allow GDN's backward on Hopper, which flash-linear-attention refuses with some versions of triton.
 
-    For triton from 3.4.0 and below 3.7.1 it raises, because gradients were wrong with tiles of 64 key dims (its issue
-    640). Heads of 128 have tiles of 128, whose gradients :func:`baseline_errors` finds right before anything is timed.
+    With triton from 3.4.0 and below 3.7.1 it raises, because gradients were wrong with tiles of 64 key dims (its issue
+    640). Heads of 128 have tiles of 128, whose gradients :func:`baseline_errors` checks before they are timed.
     """
     from fla.ops.common import chunk_o
 
@@ -137,9 +150,9 @@ def gdn_backward_allowed() -> Iterator[None]:
 
 
 def milliseconds(work: Callable[[], object], times: int = 5) -> float:
-    """Device time of a piece of work: the median of some in a row, so that the host is ahead of the device."""
+    """Return the device time of some work: the median of several launches, with the host ahead of the device."""
     events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(times)]
-    torch.cuda._sleep(60_000_000)  # the device waits while the host queues them
+    torch.cuda._sleep(60_000_000)  # keeps the device busy while the host launches the work
     for start, end in events:
         start.record()
         work()
@@ -149,7 +162,7 @@ def milliseconds(work: Callable[[], object], times: int = 5) -> float:
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes per millisecond of a large copy, read and written."""
+    """Return the bandwidth of a large copy in bytes per millisecond, reads and writes counted."""
     x = torch.empty(1 << 31, dtype=torch.uint8, device=device)
     y = torch.empty_like(x)
     for _ in range(3):
@@ -161,7 +174,7 @@ def _size(tensors: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
-def contest(
+def time_in_turns(
     shape: Shape,
     device: str,
     repeats: int,
@@ -169,7 +182,7 @@ def contest(
     baselines: tuple[str, ...] = BASELINES,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Timing]:
-    """All variants and baselines at one shape, taking turns."""
+    """Time all variants and baselines at one shape, in turns."""
     timings: list[Timing] = []
     work: list[tuple[Timing, Callable[[], Tensor], list[Tensor], Tensor]] = []
     for name, variant in OURS.items():
@@ -181,7 +194,7 @@ def contest(
             call = inputs_of(variant, shape, device)
             work.append(_entered(timing, partial(switching_delta_rule, backend="cuda"), call, bandwidth))
     for name in baselines if fla.unusable() is None else ():
-        progress(f"{shape}: warming up and checking {name}, which tunes itself for minutes the first time")
+        progress(f"{shape}: warming up and checking {name}, whose first autotuning takes minutes")
         timing = Timing(name)
         timings.append(timing)
         try:
@@ -198,7 +211,7 @@ def contest(
             with torch.no_grad():
                 alone = milliseconds(forward)
             total = milliseconds(partial(_forward_and_backward, forward, leaves, weight))
-            if turn:  # the first warms up
+            if turn:  # the first is a warm-up
                 timing.turns.append((alone, total))
     for timing, *_ in work:
         timing.forward_ms = median(alone for alone, _ in timing.turns)
@@ -244,7 +257,7 @@ def _entered(
 
 
 def decode(device: str, repeats: int, bandwidth: float) -> dict[str, float]:
-    """A step in place, replayed from a CUDA graph, against reading and writing the state once."""
+    """Time a decode step in place, replayed from a CUDA graph, against reading and writing the state once."""
     call: dict[str, Any] = {name: t.detach() for name, t in inputs_of(VARIANTS["plain"], DECODE, device).items()}
     B, H, J, V, K = DECODE.B, DECODE.H, DECODE.J, DECODE.V, DECODE.K
     state = SwitchingState(torch.randn(B, H, J, V, K, device=device))
@@ -269,7 +282,7 @@ HEADINGS = ("", "forward ms", "× bytes", "forward + backward ms", "× bytes", "
 
 
 def cells(timing: dict[str, Any]) -> tuple[str, ...]:
-    """One contender's row of a table with these headings, from its record."""
+    """Return the cells of a table with these headings, from the record of a timing."""
     return (
         timing["name"], f"{timing['forward_ms']:.2f}", f"{timing['forward_ms'] / timing['floor_ms']:.1f}",
         f"{timing['total_ms']:.2f}", f"{timing['total_ms'] / timing['total_floor_ms']:.1f}",
@@ -281,7 +294,7 @@ MEASURES = {"forward_ms": "forward, time", "total_ms": "forward + backward, time
 
 
 def pairs(record: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A row for every variant of ours over every baseline: what it takes over what the baseline takes, at each shape.
+    """Return a row for every variant of ours and every baseline: the ratios of their times and memory at each shape.
 
     Ratios above 1, where ours takes more, are between double asterisks.
     """
@@ -311,14 +324,14 @@ def benchmark(
     save: Callable[[dict[str, Any]], None] = lambda record: None,
     baselines: tuple[str, ...] = BASELINES,
 ) -> dict[str, Any]:
-    """Everything, as a record for a results file; ``save`` is called with what there is after each shape."""
+    """Run the whole benchmark and return its record; ``save`` is called with the record so far after each shape."""
     bandwidth = copy_bandwidth(device)
     record: dict[str, Any] = {"copy_bytes_per_ms": bandwidth, "shapes": []}
-    progress("timing the decoding step")
+    progress("timing the decode step")
     record["decode"] = {"shape": asdict(DECODE), **decode(device, repeats, bandwidth)}
     with gdn_backward_allowed() if fla.unusable() is None else _nothing():
         for shape in shapes:
-            timings = contest(shape, device, repeats, bandwidth, baselines, progress)
+            timings = time_in_turns(shape, device, repeats, bandwidth, baselines, progress)
             record["shapes"].append({"shape": asdict(shape), "timings": [asdict(timing) for timing in timings]})
             save(record)
             gc.collect()

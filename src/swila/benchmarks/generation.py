@@ -1,6 +1,6 @@
-"""Generation, measured: the decoding loop of ``swila.generate`` beside transformers' own, for the same models.
+"""Benchmark of generation: ``swila.generate`` against generate of transformers, for the same models.
 
-A model is timed only if, in small and in float32 on the same device, its tokens are those of transformers' generate.
+A model is timed only if a tiny version of it gives the same tokens with both, in float32 on the same device.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from swila.generation import GenerationState, generate, prefill
 from swila.models import SwiLAConfig, SwiLAForCausalLM
 
 WAYS = ("swila", "swila, compiled", "transformers")
-FEW = 16  # tokens that transformers' way is timed on: it is slow
+FEW = 16  # number of tokens for transformers, which is slow
 
 
 class Timing(NamedTuple):
-    """One model at one batch size.
+    """Times of one model at one batch size.
 
     Attributes:
-        model: name of the preset.
-        batch: rows.
-        prefill_ms: reading the prompts.
-        token_ms: one token of every row, by way of :data:`WAYS`; what was not timed is missing.
-        start_s: the first call of each way, compiling and capturing included.
-        peak_bytes: most memory while decoding by ``swila``, weights included.
-        state_bytes: of all rows, after the prompt.
+        model: Name of the preset.
+        batch: Batch size.
+        prefill_ms: Time to read the prompts.
+        token_ms: Time of a decode step of the batch, by entry of :data:`WAYS`; entries that were not timed are missing.
+        start_s: Time of the first call, with compilation and capture, by entry of :data:`WAYS`.
+        peak_bytes: Peak memory during decoding with ``swila``, weights included.
+        state_bytes: Size of the state of the batch after the prompts.
     """
 
     model: str
@@ -45,14 +45,14 @@ class Timing(NamedTuple):
 
 
 class LongText(NamedTuple):
-    """What became of a long text.
+    """Measurements of a long text.
 
     Attributes:
-        model: name of the preset.
-        tokens: read.
-        read_s: how long that took.
-        file_bytes: of the file the state was saved to.
-        same: whether what was loaded from it went on with the same tokens and ended in the same state, bit for bit.
+        model: Name of the preset.
+        tokens: Number of tokens read.
+        read_s: Time to read them.
+        file_bytes: Size of the file of the state.
+        same: Whether generation from the loaded state gives the same tokens and final state, bit for bit.
     """
 
     model: str
@@ -63,11 +63,11 @@ class LongText(NamedTuple):
 
 
 def read_long_text(name: str, tokens: int, device: str, dtype: torch.dtype) -> LongText:
-    """Read a long text of random tokens, keep the state in a file, and go on from the file."""
+    """Read a long text of random tokens, save the state to a file, and resume from the file."""
     with torch.device(device):
         model = SwiLAForCausalLM(SwiLAConfig.preset(name)).to(dtype).eval()
     text = torch.randint(model.config.vocab_size, (tokens,)).tolist()
-    prefill(model, text[:20000])  # compiles what is compiled at first use
+    prefill(model, text[:20000])  # compiles the kernels that are compiled at first use
     states: list[GenerationState] = []
     seconds = _seconds(lambda: states.append(prefill(model, text)), model)
     state = states[0]
@@ -82,16 +82,16 @@ def read_long_text(name: str, tokens: int, device: str, dtype: torch.dtype) -> L
 
 
 def refused(name: str, device: str, vocabulary: int = 100) -> str | None:
-    """Why a model is not timed: its tokens, in small and in float32, are not those of transformers' generate."""
+    """Return why a model is not timed, or None: its tiny version must give the tokens of transformers' generate."""
     torch.manual_seed(0)
     small = name.rpartition("-")[0] + "-tiny"
     model = SwiLAForCausalLM(SwiLAConfig.preset(small, vocab_size=vocabulary, initializer_range=0.05)).to(device).eval()
-    rows = [torch.randint(1, vocabulary, (n,)).tolist() for n in (5, 40, 17)]
-    found = generate(model, rows, max_new_tokens=24, stop=()).tokens
-    for row, tokens in zip(rows, found, strict=True):
-        ids = torch.tensor([row], device=device)
+    prompts = [torch.randint(1, vocabulary, (n,)).tolist() for n in (5, 40, 17)]
+    found = generate(model, prompts, max_new_tokens=24, stop=()).tokens
+    for prompt, tokens in zip(prompts, found, strict=True):
+        ids = torch.tensor([prompt], device=device)
         expected = model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=None)
-        if expected[0, len(row) :].tolist() != tokens:
+        if expected[0, len(prompt) :].tolist() != tokens:
             return f"{small} generates other tokens than with transformers' generate"
     return None
 
@@ -107,18 +107,18 @@ def benchmark(
     repeats: int,
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Timing], dict[str, str]]:
-    """Time the models at each batch size; also why some were refused.
+    """Time the models at each batch size; returns the times, and why some models were refused.
 
     Args:
-        names: presets.
-        batches: rows at a time.
-        prompt: tokens of each prompt.
-        new: tokens that are generated.
-        device: where.
-        dtype: of the weights.
-        compiled: whether to time the compiled way as well.
-        repeats: turns, of which the median counts.
-        progress: told what is being done.
+        names: Names of the presets.
+        batches: Batch sizes.
+        prompt: Number of tokens of each prompt.
+        new: Number of tokens to generate.
+        device: Device of the models.
+        dtype: Dtype of the weights.
+        compiled: Whether to time the compiled decode step as well.
+        repeats: Number of measurements; the median counts.
+        progress: Function that is called with a description of the current work.
     """
     timings, wrong = [], {}
     for name in names:
@@ -129,7 +129,7 @@ def benchmark(
         with torch.device(device):
             model = SwiLAForCausalLM(SwiLAConfig.preset(name)).to(dtype).eval()
         for batch in batches:
-            progress(f"timing {name} with {batch} rows")
+            progress(f"timing {name} with batch size {batch}")
             timings.append(_time(model, name, batch, prompt, new, compiled, repeats))
         del model
     return timings, wrong
@@ -163,7 +163,7 @@ def _by_swila(model: Any, state: GenerationState, compile: bool, new: int) -> No
 
 
 def _by_transformers(model: Any, ids: torch.Tensor, state: GenerationState, new: int) -> None:
-    """Transformers' loop from the same state on: it is handed the cache, and the last token to begin with."""
+    """Run generate of transformers from the same state: it gets the cache and the last token of the prompt."""
     cache = state.cache.map(lambda t: t)
     cache.set_seq_length(ids.shape[1] - 1)
     mask = torch.ones_like(ids)

@@ -1,4 +1,4 @@
-"""The backends of the operation side by side: checked first, then timed in turns."""
+"""Benchmark of the operation's backends: each is checked first, then all are timed in turns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from swila.testing import Shape, Variant, check_backend, make_call, problem_of
 from swila.testing.checks import leaves
 
 QUICK_SECONDS = 1.0
-CHECKED_TOKENS = 80  # two chunks and a half: enough to be wrong in
+CHECKED_TOKENS = 80  # two and a half chunks, which covers all cases
 
 
 class Row(NamedTuple):
-    """What was found about one backend; no times where it was refused. ``times_faster`` than the slowest of the run."""
+    """Result of one backend, without times if it was refused; ``times_faster`` is relative to the slowest backend."""
 
     backend: str
     refused: str | None
@@ -47,12 +47,21 @@ def benchmark(
     repeats: int = 5,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """Check every backend against the specification, then time forward and forward + backward of the right ones.
+    """Check every backend against the reference, then time forward and forward + backward of the correct ones.
 
-    The backends take turns within each repeat, and the order rotates, so that a slow moment of the machine hits all
-    alike; times are medians. A backend that is quick has an untimed go before each turn, because one that takes
-    gigabytes leaves the caches and the allocator in disarray for the next. Peak memory is that of one forward +
-    backward beyond what was there before.
+    The backends take turns within each repeat, in a rotating order, so that a slow phase of the machine affects all
+    alike; times are medians. A fast backend runs once untimed before each measurement, because a backend that uses
+    gigabytes disturbs the caches and the allocator for the next. Peak memory is that of one forward + backward, without
+    the memory in use before it.
+
+    Args:
+        shape: Sizes of the call.
+        variant: Variant of the recurrence.
+        dtype: Dtype of the inputs.
+        device: Device of the inputs.
+        names: Names of the backends; by default all that are usable.
+        repeats: Number of measurements of each backend.
+        progress: Function that is called with a description of the current work.
     """
     call = make_call(variant, shape, dtype=dtype, device=device, initial_state=False)
     rows: list[Row] = []
@@ -95,12 +104,12 @@ def benchmark(
 def verdict(
     backend: Backend, shape: Shape, variant: Variant, dtype: torch.dtype, device: str
 ) -> tuple[str | None, bool, str | None, dict[str, float]]:
-    """Why a backend is not to be timed (None if it is), whether because it is wrong, its worst check and all errors."""
+    """Return why a backend is not timed or None, whether its numbers are wrong, its worst check and all errors."""
     call = make_call(variant, replace(shape, B=1, T=min(shape.T, CHECKED_TOKENS)), dtype=dtype, device=device)
     if reason := why_not(backend, problem_of(call)):
         return reason, False, None, {}
     try:
-        # Without statistics, as it is timed: kernels take another path with them.
+        # Without routing statistics, as in the timed calls: kernels take another path with them.
         checks = check_backend(call, backend.name, statistics=False)
     except Exception as crash:
         return f"crashed: {type(crash).__name__}: {crash}", True, None, {}
@@ -110,7 +119,7 @@ def verdict(
 
 
 def run(call: dict[str, Any], backend: str) -> tuple[float, float]:
-    """Seconds of a forward, and of a forward + backward."""
+    """Return the seconds of a forward, and of a forward + backward."""
     inputs = list(leaves(call).values())
     start = now(inputs)
     output = switching_delta_rule(**call, backend=backend).output
@@ -120,14 +129,14 @@ def run(call: dict[str, Any], backend: str) -> tuple[float, float]:
 
 
 def now(tensors: list[Tensor]) -> float:
-    """The time when the device has done all it was given."""
+    """Return the time after all work of the device is done."""
     if tensors[0].is_cuda:
         torch.cuda.synchronize(tensors[0].device)
     return time.perf_counter()
 
 
 def peak_memory(work: Callable[[], object], device: str) -> int | None:
-    """Bytes that a piece of work takes at its peak, beyond what was there; None where the system does not tell."""
+    """Return the peak memory of some work in bytes, beyond that in use before; None if it cannot be measured."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -137,8 +146,8 @@ def peak_memory(work: Callable[[], object], device: str) -> int | None:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # give back what was freed, or the work would take it unseen
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system: its reuse would not be counted
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before = _resident("VmRSS")
         work()
         return _resident("VmHWM") - before
@@ -153,6 +162,6 @@ def _resident(field: str) -> int:
 
 
 def input_bytes(shape: Shape, variant: Variant, dtype: torch.dtype) -> int:
-    """Bytes of the inputs of a call and their gradients."""
+    """Return the number of bytes of the inputs of a call and their gradients."""
     call = make_call(variant, replace(shape, B=1, T=1), dtype=dtype, initial_state=False)
     return 2 * shape.T * shape.B * sum(t.numel() * t.element_size() for t in leaves(call).values())

@@ -1,4 +1,4 @@
-"""Runs side by side on one GPU: how many updates a second, one after another and together."""
+"""Benchmark of training on a GPU: updates per second of one run and of several concurrent runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES: dict[str, Callable[[], TrainingRun]] = {
     "softmax-regression, H1J2": lambda: softmax_regression.make_runs("small", ["swila"], [2], seeds=[0])[0],
     "regbench, small": lambda: regbench.make_runs("small", ["temporal-swila"], seeds=[0])[0],
 }
-# what the kernels of an update do, by their names; the first that fits counts
+# kinds of kernels by a pattern of their names; the first that matches counts
 KINDS_OF_KERNELS = {
     "recurrence": r"^swila_",
     "loss of the logits": r"softmax",
@@ -34,13 +34,13 @@ KINDS_OF_KERNELS = {
 
 
 def measure(case: str, replicas: Sequence[int], seconds: float, report: Callable[[str], None]) -> dict[str, Any]:
-    """Updates a second of one run without a captured graph, and of several runs side by side with theirs.
+    """Measure the updates per second of one run without a captured graph, and of concurrent runs with graphs.
 
     Args:
-        case: one of :data:`CASES`.
-        replicas: how many side by side, in turn; one alone is profiled.
-        seconds: how long each is measured.
-        report: told what is being done.
+        case: One of :data:`CASES`.
+        replicas: Numbers of concurrent runs. A run alone is also profiled.
+        seconds: Duration of each measurement.
+        report: Function that is called with a description of the current work.
     """
     run = CASES[case]()
     run = replace(run, training=replace(run.training, steps=200_000, eval_every=200_000))
@@ -49,24 +49,24 @@ def measure(case: str, replicas: Sequence[int], seconds: float, report: Callable
         plain = _rate([run], Path(out) / "plain", seconds, captured=False)
         found: dict[str, dict[str, float]] = {}
         for count in replicas:
-            report(f"{case}: {count} side by side")
+            report(f"{case}: {count} concurrent")
             runs = [replace(run, training=replace(run.training, seed=seed)) for seed in range(count)]
             found[str(count)] = _rate(runs, Path(out) / str(count), seconds, captured=True)
-        report(f"{case}: where the time goes")
+        report(f"{case}: profile")
         spent = _profile(run, Path(out) / "profile")
     size = {"batch_size": run.training.batch_size, "precision": run.training.precision}
     return {"case": case, **size, "plain": plain, "captured": found, "microseconds": spent}
 
 
 def _rate(runs: Sequence[TrainingRun], out: Path, seconds: float, captured: bool) -> dict[str, float]:
-    """Updates a second of all runs together, and the loss of the first one, which is to be the same in all ways."""
+    """Return the updates per second of all runs together, and the loss of the first, the same in all modes."""
     trainers: list[Trainer] = []
     for run in runs:
         trainer = run.begin(RunDirectory(out / run.name, run.config()), "cuda", False)
         trainer.captured = captured
         trainers.append(trainer)
     try:
-        for _ in range(2):  # compile, capture, and once more
+        for _ in range(2):  # compiles and captures, then runs once more
             for trainer in trainers:
                 trainer.advance()
         torch.cuda.synchronize()
@@ -86,7 +86,7 @@ def _rate(runs: Sequence[TrainingRun], out: Path, seconds: float, captured: bool
 
 
 def _profile(run: TrainingRun, out: Path, turns: int = 2) -> dict[str, float]:
-    """Microseconds an update spends in kernels of each kind, by torch's profiler."""
+    """Return the microseconds per update of each kind of kernel, from torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     trainer = run.begin(RunDirectory(out, run.config()), "cuda", False)

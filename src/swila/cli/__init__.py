@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 
 def main() -> None:
-    """Entry point: a clear word where the extra is missing, else the application."""
+    """Run the command line, or exit with a message if its packages are not installed."""
     for package in ("typer", "rich"):
         if find_spec(package) is None:
             sys.exit(f"the swila command needs {package}, which is not installed: pip install 'swila[cli]'")

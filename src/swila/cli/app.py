@@ -1,4 +1,4 @@
-"""The commands and their help; each imports what it needs when it runs."""
+"""The application with all its commands; a command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swila.cli.run import run
 from swila.cli.status import status
 
 app = typer.Typer(
-    help="Switching linear attention: run experiments, generate text, inspect this machine, check and measure kernels.",
+    help="Switching linear attention: run experiments, generate text, and check and benchmark the kernels.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,

@@ -1,4 +1,4 @@
-"""``swila bench``: measurements, side by side in one run."""
+"""``swila bench``: benchmarks."""
 
 from __future__ import annotations
 
@@ -23,44 +23,46 @@ VARIANT_NAMES = (
     "unnormalized, unnormalized-gated-temporal"
 )
 SHAPE = "B4 T1024 H4 K64 V64 J4"
-bench = typer.Typer(help="Measure, side by side in one run.", no_args_is_help=True)
+bench = typer.Typer(help="Benchmark the operation, generation and training.", no_args_is_help=True)
 
 
 @bench.callback()
 def _bench() -> None:
-    """Measure, side by side in one run."""
+    """Benchmark the operation, generation and training."""
 
 
 @bench.command()
 def op(
     shape: Annotated[
-        str | None, typer.Option(help=f"Sizes of the call. Default: {SHAPE}; on a GPU a choice of sizes.")
+        str | None, typer.Option(help=f"Sizes of the call. Default: {SHAPE}; on a GPU several shapes.")
     ] = None,
     variant: Annotated[
         str | None,
-        typer.Option(help=f"Form of the recurrence: {VARIANT_NAMES}. Default: plain; on a GPU three."),
+        typer.Option(help=f"Variant of the recurrence: {VARIANT_NAMES}. Default: plain; on a GPU three variants."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Of the inputs: float32, bfloat16, float16, float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Dtype of the inputs: float32, bfloat16, float16, float64.")] = "float32",
     backend: Annotated[
         list[str] | None, typer.Option(help="Backend to time; repeat for several. Default: all.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Turns of each backend; times are medians.", min=1)] = 5,
+    repeats: Annotated[int, typer.Option(help="Number of measurements of each backend; the median counts.", min=1)] = 5,
     baseline: Annotated[
-        list[str] | None, typer.Option(help="On a GPU, whom to time beside: GDN, DeltaNet, KDA. Default: all.")
+        list[str] | None,
+        typer.Option(help="On a GPU, baseline to compare with: GDN, DeltaNet, KDA; repeat for several. Default: all."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/op-DEVICE.json")
     ] = None,
 ) -> None:
-    """Time the backends of the operation, forward and forward + backward.
+    """Time the backends of the operation.
 
-    Each is first checked against the specification in float64; one that is wrong is not timed, and the exit status is
-    then 1. Results go to a JSON file with the hardware, versions and commit they belong to.
+    Measures the forward and the forward + backward. Each backend is first checked against the reference in float64. A
+    backend with wrong numbers is not timed, and the exit status is then 1. The results are written to a JSON file, with
+    hardware, versions and commit.
 
-    On a GPU, unless a variant or backend is named: the kernels in bfloat16 beside those of flash-linear-attention,
-    where it is installed, on a state of the same size, with every ratio of their times and
-    memory, favourable or not.
+    On a GPU, unless --variant or --backend is given, the CUDA kernels in bfloat16 are compared with those of
+    flash-linear-attention (if it is installed) on a state of the same size. The tables show all ratios of time and
+    memory.
     """
     import json
     from dataclasses import asdict
@@ -74,9 +76,9 @@ def op(
 
     path = out or Path("runs/bench") / f"op-{device.replace(':', '')}.json"
     if device.startswith("cuda") and variant is None and not backend:
-        return _beside_baselines(shape, device, repeats, baseline, path)
+        return _against_baselines(shape, device, repeats, baseline, path)
     if baseline:
-        fail("baseline is for a GPU, without variant or backend: there are no baselines to time beside otherwise")
+        fail("baseline needs a GPU, and neither variant nor backend: otherwise there is no comparison with baselines")
     shape, variant = shape or SHAPE, variant or "plain"
     with one_line_errors():
         sizes, form, kind = parse_shape(shape), parse_variant(variant), parse_dtype(dtype)
@@ -84,7 +86,7 @@ def op(
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             fail(f"out must be a file, got the directory {path}")
-        path.open("a").close()  # better now than after the measurement
+        path.open("a").close()  # fails before the measurement rather than after it
         console = Console()
         with console.status("starting") as status:
             rows = benchmark(sizes, form, kind, device, backend, repeats, status.update)
@@ -120,24 +122,29 @@ def op(
 @bench.command("generate")
 def generation(
     model: Annotated[
-        list[str] | None, typer.Option(help="Named model (see swila models); repeat for several. Default: a choice.")
+        list[str] | None, typer.Option(help="Preset (see swila models); repeat for several. Default: three of them.")
     ] = None,
-    batch: Annotated[
-        list[int] | None, typer.Option(help="Rows at a time; repeat for several. Default: 1 and 64.")
+    batch: Annotated[list[int] | None, typer.Option(help="Batch size; repeat for several. Default: 1 and 64.")] = None,
+    prompt: Annotated[int, typer.Option(help="Number of tokens of each prompt.", min=1)] = 2048,
+    new: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Number of tokens to generate.", min=17)] = 128,
+    device: Annotated[str | None, typer.Option(help="Device. Default: cuda if there is one, else cpu.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Dtype of the weights. Default: bfloat16 on a GPU, else float32.")
     ] = None,
-    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 2048,
-    new: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate.", min=17)] = 128,
-    device: Annotated[str | None, typer.Option(help="Default: cuda if there is one, else cpu.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights. Default: bfloat16 on a GPU, else float32.")] = None,
-    compiled: Annotated[bool, typer.Option("--compiled/--not-compiled", help="Time the compiled way too.")] = True,
-    long: Annotated[int, typer.Option(help="Let the last model read a text of so many tokens; 0 for none.")] = 0,
-    repeats: Annotated[int, typer.Option(help="Turns; times are medians.", min=1)] = 3,
-    out: Annotated[Path | None, typer.Option(help="JSON file. Default: runs/bench/generate-DEVICE.json")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled/--not-compiled", help="Also time the compiled decode step.")
+    ] = True,
+    long: Annotated[int, typer.Option(help="Number of tokens of a long text for the last model; 0 for none.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Number of measurements; the median counts.", min=1)] = 3,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/generate-DEVICE.json")
+    ] = None,
 ) -> None:
-    """Time generation: prompts, then tokens one by one.
+    """Time generation: reading the prompts, and decode steps.
 
-    The loop of swila.generate beside transformers' own, for the same models with random weights. A model whose tokens
-    are not those of transformers' generate (in small, in float32) is not timed, and the exit status is then 1.
+    Compares swila.generate with generate of transformers, for the same models with random weights. Before it is timed,
+    a tiny version of each model must give the same tokens with both, in float32. A model with other tokens is not
+    timed, and the exit status is then 1.
     """
     import json
 
@@ -161,7 +168,7 @@ def generation(
         for name in names:
             get_preset(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()  # better now than after the measurement
+        path.open("a").close()  # fails before the measurement rather than after it
         console = Console()
         with console.status("starting") as status:
             timings, wrong = benchmark(
@@ -169,7 +176,7 @@ def generation(
             )
             status.update("reading a long text")
             text = read_long_text(names[-1], long, where, parse_dtype(kind)) if long else None
-    title = f"prompts of {prompt} tokens, {new} new ones, {kind}, {where}: ms to read, and per token"
+    title = f"prompts of {prompt} tokens, {new} new tokens, {kind}, {where}: ms for the prompts, and per decode step"
     ways = [way for way in WAYS if compiled or way != WAYS[1]]
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("model", header_style="bold", no_wrap=True)
@@ -182,10 +189,10 @@ def generation(
     for name, reason in wrong.items():
         console.print(f"[red]{name} is not timed: {reason}[/]")
     if text is not None:
-        went_on = "bit for bit the same" if text.same else "[red]NOT the same[/]"
+        continued = "bit for bit the same" if text.same else "[red]NOT the same[/]"
         console.print(
-            f"{text.model} read {text.tokens:,} tokens in {text.read_s:.1f} s; its state is a file of "
-            f"{text.file_bytes / 1e6:.1f} MB; continued from there: {went_on}"
+            f"{text.model} read {text.tokens:,} tokens in {text.read_s:.1f} s; the file of its state has "
+            f"{text.file_bytes / 1e6:.1f} MB; generation resumed from the file: {continued}"
         )
     record = {
         "benchmark": "generate",
@@ -208,7 +215,7 @@ def generation(
 bench.command()(training)
 
 
-def _beside_baselines(shape: str | None, device: str, repeats: int, names: list[str] | None, path: Path) -> None:
+def _against_baselines(shape: str | None, device: str, repeats: int, names: list[str] | None, path: Path) -> None:
     import json
     import re
 
@@ -227,7 +234,7 @@ def _beside_baselines(shape: str | None, device: str, repeats: int, names: list[
             if name not in BASELINES:
                 fail(f"baseline must be one of {', '.join(BASELINES)}, got {name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()  # better now than after the measurement
+        path.open("a").close()  # fails before the measurement rather than after it
         console = Console()
         if reason := fla.unusable():
             console.print(f"[yellow]no baselines: {escape(reason)}[/]")
@@ -250,7 +257,7 @@ def _beside_baselines(shape: str | None, device: str, repeats: int, names: list[
             table.add_row(*cells(row))
         console.print(table)
     if pairs(record):
-        table = Table(title="ours over theirs, shape by shape; under 1 ours takes less", title_justify="left", box=None)
+        table = Table(title="ours / baseline, for each shape; below 1 ours takes less", title_justify="left", box=None)
         for heading in ("", *MEASURES.values()):
             table.add_column(heading, header_style="bold", justify="right" if heading else "left")
         for row in pairs(record):
@@ -258,9 +265,9 @@ def _beside_baselines(shape: str | None, device: str, repeats: int, names: list[
         console.print(table)
     step = record["decode"]
     console.print(
-        f"decoding step, state read and written once: {step['ms'] * 1e3:.0f} µs, [bold]{step['ratio']:.2f}[/] × bytes"
+        f"decode step, state read and written once: {step['ms'] * 1e3:.0f} µs, [bold]{step['ratio']:.2f}[/] × bytes"
     )
-    console.print("× bytes: time over that of moving inputs, outputs and gradients once, at the bandwidth of a copy")
+    console.print("× bytes: time / time to move inputs, outputs and gradients once at the bandwidth of a copy")
     console.print(f"written to {path}")
     if any(row["refused"] for found in record["shapes"] for row in found["timings"]):
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""``swila bench training``: updates a second, alone and side by side."""
+"""``swila bench training``: training updates per second."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ def training(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="What to train: 'cdar, paper', 'cdar, small', 'softmax-regression, H1J2', 'regbench, small'; by "
-            "default all of them."
+            help="Run to measure: 'cdar, paper', 'cdar, small', 'softmax-regression, H1J2', 'regbench, small'; repeat "
+            "for several. Default: all."
         ),
     ] = None,
     replicas: Annotated[
-        list[int] | None, typer.Option(help="Runs side by side; repeat for several. Default: 1, 2, 4 and 8.", min=1)
+        list[int] | None,
+        typer.Option(help="Number of concurrent runs; repeat for several. Default: 1, 2, 4 and 8.", min=1),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long each is measured.", min=0.1)] = 3.0,
+    seconds: Annotated[float, typer.Option(help="Duration of each measurement.", min=0.1)] = 3.0,
     out: Annotated[
         Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/training-cuda.json")
     ] = None,
 ) -> None:
-    """Count the updates of training runs on a GPU, alone and side by side.
+    """Measure training updates per second on a GPU.
 
-    Each experiment is measured as torch runs it, then compiled and captured in a CUDA graph, by itself and in several
-    runs that take turns on streams of their own. The mean loss of the first updates, which is to be the same in all
-    ways up to rounding, is written down beside the rates, and so is where the time of an update goes.
+    Each case is measured in eager mode, then compiled and captured in a CUDA graph: one run alone, and several
+    concurrent runs with a CUDA stream each. The results also hold the mean loss of the first updates, which must be the
+    same in all modes up to rounding, and the time of each kind of kernel.
     """
     import json
 
@@ -54,9 +55,9 @@ def training(
             for name in case or CASES:
                 found.append(measure(name, replicas or (1, 2, 4, 8), seconds, status.update))
                 path.write_text(json.dumps(record | {"cases": found}, indent=2) + "\n")
-    table = Table(title="updates a second, all runs together", title_justify="left", box=None)
+    table = Table(title="updates per second, all runs together", title_justify="left", box=None)
     table.add_column("", header_style="bold")
-    for heading in ("as torch runs it", *(f"{n} captured" for n in found[0]["captured"])):
+    for heading in ("eager", *(f"{n} captured" for n in found[0]["captured"])):
         table.add_column(heading, header_style="bold", justify="right")
     for row in found:
         rates = [way["updates_per_s"] for way in (row["plain"], *row["captured"].values())]
@@ -64,5 +65,5 @@ def training(
     console.print(table)
     for row in found:
         spent = ", ".join(f"{kind} {time:,.0f}" for kind, time in row["microseconds"].items())
-        console.print(f"{row['case']}, microseconds of an update: {spent}", markup=False)
+        console.print(f"{row['case']}, microseconds per update: {spent}", markup=False)
     console.print(f"written to {path}", markup=False)

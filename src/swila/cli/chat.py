@@ -1,4 +1,4 @@
-"""``swila chat``: a talk with a saved model, whose state goes on from turn to turn."""
+"""``swila chat``: a conversation with a saved model, which keeps its state from turn to turn."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ def chat(
     tokenizer: Tokenizer = None,
     compile: Compile = False,
 ) -> None:
-    """Talk to a saved model.
+    """Chat with a saved model.
 
-    The state goes on from turn to turn: nothing is read twice, however long the talk. /save FILE keeps it, /load FILE
-    takes it up again, /reset forgets, /quit (or Ctrl-D) ends; Ctrl-C stops an answer, as if it had not been asked for.
-    A tokenizer with a chat template is used with it; with any other, turns are lines.
+    The model keeps its state from turn to turn, so it reads no turn twice, however long the conversation. Commands:
+    /save FILE saves the state, /load FILE resumes from a saved state, /reset clears it, /quit (or Ctrl-D) exits. Ctrl-C
+    stops an answer and discards the turn. If the tokenizer has a chat template, it is applied; otherwise a turn is a
+    line of text.
     """
     needs_transformers()
     from swila.generation import GenerationState
@@ -73,7 +74,7 @@ def chat(
         try:
             if command == "/reset":
                 now, last = None, None
-                print("forgotten")
+                print("the state is cleared")
             elif command in ("/save", "/load") and not argument:
                 print(f"{command} needs the name of a file")
             elif command == "/save" and now is not None:
@@ -83,7 +84,7 @@ def chat(
                 now, last = GenerationState.load(argument, network), None
                 print(f"{max(now.tokens):,} tokens from {argument}")
             elif command.startswith("/"):
-                print("there is nothing to save yet" if command == "/save" else COMMANDS)
+                print("there is no state to save yet" if command == "/save" else COMMANDS)
             else:
                 out = run(
                     network,
@@ -104,17 +105,17 @@ def chat(
         except (ValueError, OSError) as error:
             print(error)
         except KeyboardInterrupt:
-            print("\n(stopped; as if it had not been asked for)")
+            print("\n(stopped; the turn is discarded)")
 
 
 def turn_tokens(tokenizer: Any, text: str, first: bool, last: int | None) -> list[int]:
-    """The tokens a user's turn adds: by the tokenizer's chat template, all that comes after the last answer.
+    """Return the tokens that a turn of the user adds: with a chat template, everything after the last answer.
 
     Args:
-        tokenizer: of the model.
-        text: what the user says.
-        first: whether nothing was said before.
-        last: the last token of the last answer, if it is known; what ends an answer is added unless this was it.
+        tokenizer: Tokenizer of the model.
+        text: Text of the user.
+        first: Whether this is the first turn.
+        last: Last token of the last answer if it is known. The template's end of an answer is added unless it is this.
     """
     from swila.generation.prompts import as_tokens
 

@@ -1,4 +1,4 @@
-"""``swila demo``: what a mixture of regressors is for, in a few seconds."""
+"""``swila demo``: one regressor against a mixture of them, on a switching linear map."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white", "bright_black")
 
 
-def demo(seed: Annotated[int, typer.Option(help="Seed of the stream and of the mixtures.")] = 0) -> None:
-    """Show what a mixture is for, in seconds.
+def demo(seed: Annotated[int, typer.Option(help="Seed of the data and of the initial mixtures.")] = 0) -> None:
+    """Show what a mixture of regressors is for.
 
-    Follows a stream of key-value pairs whose linear map keeps switching, with one regressor and with several.
+    Predicts a stream of key-value pairs whose linear map keeps switching, with one regressor and with several.
     """
     import torch
     from rich.console import Console
@@ -22,15 +22,15 @@ def demo(seed: Annotated[int, typer.Option(help="Seed of the stream and of the m
 
     from swila.experiments.switching_regression import follow, make_stream, summarize
 
-    torch.set_num_threads(1)  # one token at a time is too little to share
+    torch.set_num_threads(1)  # a single token is too little work for several threads
     console = Console()
     stream = make_stream(seed=seed)
     B, T, D = stream.keys.shape
     contexts = int(stream.context.max()) + 1
     console.print(
-        f"{B} streams of {T} pairs (k, v = M k + noise) in {D} dimensions. One of {contexts} maps M is at work for "
-        "about 32 tokens, then another, unannounced. At every token the state predicts v, then learns from it. "
-        "Nothing is trained.\n"
+        f"{B} streams of {T} pairs (k, v = M k + noise) in {D} dimensions. One of {contexts} maps M is active for "
+        "about 32 tokens, then another, without notice. At every token the state predicts v, then is updated with it. "
+        "There is no training.\n"
     )
     table = Table(
         title="relative squared error of the prediction, second half of the streams", title_justify="left", box=None
@@ -48,7 +48,8 @@ def demo(seed: Annotated[int, typer.Option(help="Seed of the stream and of the m
 
     shown = max(min(96, console.width - 24), 8)
     console.print(
-        "\nThe end of one stream: the map at work, and the regressor (of 4) that each output dimension holds to it."
+        "\nThe end of one stream: the active map, and the regressor (of 4) with the largest responsibility in each of "
+        "three output dimensions."
     )
     text = Text("map               ")
     for c in stream.context[0, -shown:].tolist():

@@ -1,4 +1,4 @@
-"""``swila doctor``: is every backend right on this very machine?"""
+"""``swila doctor``: correctness of every backend on this machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def doctor(
     dtype: Annotated[
         list[str] | None, typer.Option(help="Dtype of the inputs; repeat for several. Default: all.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every check, not only the worst.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every check, not only the one with the largest error.")
+    ] = False,
 ) -> None:
-    """Check every backend on this machine.
+    """Check that every backend is correct on this machine.
 
-    Forward and all gradients, of every variant, against the specification in float64.
-
-    Compilers have been seen to miscompile kernels silently on some GPUs: this finds it on yours. The exit status is 1
-    if anything is wrong.
+    Compares the forward and all gradients of every variant with the reference in float64. Some compilers silently
+    miscompile kernels for some GPUs; this command detects it. The exit status is 1 if a check fails.
     """
     import torch
     from rich.console import Console
@@ -43,7 +43,9 @@ def doctor(
         backends = [get_backend(name) for name in backend] if backend else list(all_backends())
 
     console = Console()
-    table = Table(title="the worst check of each backend, over all variants", title_justify="left", box=None)
+    table = Table(
+        title="the check with the largest error of each backend, over all variants", title_justify="left", box=None
+    )
     for heading in ("backend", "device", "dtype", "calls", "error", "allowed", "verdict", "of"):
         numeric = heading in ("calls", "error", "allowed")
         table.add_column(heading, header_style="bold", justify="right" if numeric else "left")
@@ -66,8 +68,8 @@ def doctor(
                 table.add_row(*row, calls, error, allowed, verdict, f"{check.name} ({call})")
     console.print(table)
     if failures:
-        console.print(f"[red]{failures} checks failed.[/] Do not use such a backend; name another one in backend=...")
+        console.print(f"[red]{failures} checks failed.[/] Do not use these backends; choose another with backend=...")
         raise SystemExit(1)
     if calls_checked == 0:
-        fail("nothing was checked: no backend named here supports these devices and dtypes")
-    console.print("[green]everything is right.[/]")
+        fail("nothing was checked: none of these backends supports these devices and dtypes")
+    console.print("[green]all checks passed.[/]")

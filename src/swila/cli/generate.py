@@ -1,4 +1,4 @@
-"""``swila generate``: prompts continued by a saved model."""
+"""``swila generate``: text from a saved model."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 
 def generate(
     model: Model,
-    prompt: Annotated[list[str] | None, typer.Argument(help="One or more prompts; - reads one from the input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read this text first; prompts go on from it.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="One or more prompts; - reads a prompt from standard input.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Text file to read before the prompts.")] = None,
     state: State = None,
     save_state: Annotated[
-        Path | None, typer.Option(help="Save the state after prompt and new tokens; with -n 0, after the prompt.")
+        Path | None,
+        typer.Option(help="File for the state after the prompt and the new tokens; with -n 0, after the prompt."),
     ] = None,
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 0.0,
@@ -53,8 +56,9 @@ def generate(
 ) -> None:
     """Continue prompts with a saved model.
 
-    One prompt is streamed; several are generated side by side. With --save-state, what the model has read is kept in a
-    file, and --state goes on from there: a long document is read once (--file BOOK --save-state FILE -n 0).
+    With one prompt, the text is printed as it is generated; several prompts are generated as a batch. --save-state
+    saves the state of the model to a file, and --state resumes from it, so a long document is read only once:
+    --file BOOK --save-state FILE -n 0.
     """
     needs_transformers()
     with one_line_errors():
@@ -69,7 +73,7 @@ def generate(
         from swila.generation.guard import as_seed
 
         if seed is not None:
-            as_seed(seed)  # better now than after loading
+            as_seed(seed)  # fails before the model is loaded
         network, words = load_model(model, tokenizer, device, dtype, state)
         before = None if state is None else GenerationState.load(state, network)
         with _reading() as progress:
@@ -104,7 +108,7 @@ def generate(
 
 @contextmanager
 def _reading() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for reading a long prompt, which appears when there is more than one stretch of it."""
+    """Show a progress bar while a long prompt is read; not for a prompt that is read in one call."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""``swila info``: versions, devices, and which backends can be used here."""
+"""``swila info``: versions, devices and backends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 def info() -> None:
     """Show versions, devices and backends.
 
-    Of each backend it says whether it can be used here, and why not.
+    For each backend, shows whether it is usable on this machine and, if not, why.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -27,7 +27,7 @@ def info() -> None:
     for i, name in enumerate(facts["gpus"]):
         table.add_row(f"cuda:{i}", name)
     if not facts["gpus"]:
-        table.add_row("gpu", "none that torch can see")
+        table.add_row("gpu", "none found by torch")
     console.print(table)
 
     backends = Table(title="\nbackends, in the order in which 'auto' tries them", title_justify="left", box=None)

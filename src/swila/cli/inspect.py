@@ -1,4 +1,4 @@
-"""``swila inspect``: what a trained model does with its memory."""
+"""``swila inspect``: how a trained model uses its memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FILE = "memory.json"
 
 def inspect(
     run: Annotated[Path, typer.Argument(help="Directory of one run of swila run cdar, with its checkpoint.")],
-    examples: Annotated[int, typer.Option(help="Test sequences to look at.", min=1)] = 64,
+    examples: Annotated[int, typer.Option(help="Number of test sequences.", min=1)] = 64,
 ) -> None:
-    """Look into a model that was trained on CDAR.
+    """Analyse the memory of a model trained on CDAR.
 
-    How well it answers, group by group of queries; and of SwiLA with one layer where it writes, where it lets go of a
-    context, and what its answers are worth when it may not write at one kind of token. Goes to memory.json in the run's
-    directory.
+    Prints the accuracy for each group of queries. For SwiLA with one layer, also prints at which tokens it writes, at
+    which it switches away from a context, and its accuracy when it may not write at one kind of token. The numbers are
+    also written to memory.json in the run's directory.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""Training as one watches it in a terminal: bars for the runs under way, a line for each that is over."""
+"""Progress of training in a terminal: a bar for each active run, a line for each that has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swila.experiments.training_run import TrainingRun
     from swila.training import Outcome
 
-ON_A_GPU = 2  # runs side by side
+ON_A_GPU = 2  # concurrent runs
 
 
 def train(
@@ -30,7 +30,7 @@ def train(
     fresh: bool,
     tensorboard: bool,
 ) -> dict[str, Outcome]:
-    """All runs, with live progress; interrupted, it says how to go on and ends the command with status 130."""
+    """Train all runs with live progress; if interrupted, say how to resume and exit with status 130."""
     from swila.experiments.sweep import run_all
     from swila.training import RunDirectory, terminate
 
@@ -41,19 +41,19 @@ def train(
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     console.print(f"{count} on {device}, {min(jobs, len(runs))} at a time, in {directory}", markup=False)
     if there:
-        console.print(f"{there} of {len(runs)} runs are there already (--fresh trains them anew)")
+        console.print(f"{there} of {len(runs)} runs have a result already (--fresh trains them again)")
     signal.signal(signal.SIGTERM, terminate)
     options: dict[str, Any] = {"device": device, "jobs": jobs, "threads": threads, "tensorboard": tensorboard}
     try:
         with Live(console, runs, jobs) as show:
             return run_all(runs, directory, fresh=fresh, report=show, **options)
     except KeyboardInterrupt:
-        console.print(f"interrupted; the same command goes on from {directory}", markup=False)
+        console.print(f"interrupted; the same command resumes the runs in {directory}", markup=False)
         raise SystemExit(130) from None
 
 
 class Live:
-    """Bars for the runs under way, and a line for each one that is over."""
+    """Shows a bar for each active run, and a line for each that has ended."""
 
     def __init__(self, console: Console, runs: list[TrainingRun], jobs: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -87,7 +87,7 @@ class Live:
         if news.result is None and name not in self.tasks:
             self.left.begun(name)
             self.tasks[name] = self.bar.add_task(
-                self.names[name], total=self.planned[name], note="getting ready", left=in_words(None)
+                self.names[name], total=self.planned[name], note="preparing", left=in_words(None)
             )
         if news.progress is not None and news.result is None:
             score = news.progress.score
@@ -98,7 +98,7 @@ class Live:
         if news.result is not None:
             if name in self.tasks:
                 self.bar.remove_task(self.tasks.pop(name))
-            self.left.over(name)
+            self.left.ended(name)
             self.done[name] = self.planned[name]
             self.bar.console.print(f"  {self.names[name]}: {_in_words(news.result)}", highlight=False)
         self.bar.update(self.total, completed=sum(self.done.values()), left=in_words(self.left.of_all()))
@@ -107,7 +107,7 @@ class Live:
 
 
 def called(metric: str) -> str:
-    """A metric as one reads it."""
+    """Return the name of a metric for display."""
     return {"r2": "R²"}.get(metric, metric)
 
 

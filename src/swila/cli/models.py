@@ -1,4 +1,4 @@
-"""``swila models``: the language models that have a name."""
+"""``swila models``: the presets of language models."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from swila.cli.options import needs_transformers, one_line_errors
 
 
 def models(
-    size: Annotated[str | None, typer.Option(help="Only those of a size: tiny, 115m, 374m or 1.3b.")] = None,
+    size: Annotated[str | None, typer.Option(help="Show only this size: tiny, 115m, 374m or 1.3b.")] = None,
 ) -> None:
-    """List the language models that have a name.
+    """List the presets of language models.
 
-    With parameters, bytes of recurrent state in float32, and bytes of keys and values per token in bfloat16.
+    Shows the number of parameters, the size of the recurrent state in float32, and the size of the keys and values of a
+    token in bfloat16.
     """
     from rich.console import Console
     from rich.table import Table
@@ -47,4 +48,4 @@ def models(
                 f"{found.cache_bytes:,} B" if found.cache_bytes else "-",
             )
         console.print(table)
-    print("\nSwiLAForCausalLM(SwiLAConfig.preset(NAME)) makes one; options can be changed there.")
+    print("\nSwiLAForCausalLM(SwiLAConfig.preset(NAME)) makes a model; preset() also takes options to change.")

@@ -17,13 +17,13 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def fail(message: str) -> NoReturn:
-    """End the command with one line on standard error and status 2."""
+    """Exit with one line on standard error and status 2."""
     print(f"swila: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def needs_transformers() -> None:
-    """End the command unless there is a transformers it can use."""
+    """Exit with a message unless a supported version of transformers is installed."""
     from swila.models.auto import why_unusable
 
     if reason := why_unusable():
@@ -32,7 +32,7 @@ def needs_transformers() -> None:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn the errors a user can cause into one line each."""
+    """Report errors that a user can cause in one line, without a traceback."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -40,7 +40,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def parse_device(text: str) -> str:
-    """A device that is there."""
+    """Check that a device exists on this machine and return its name."""
     import torch
 
     reason = None
@@ -49,7 +49,7 @@ def parse_device(text: str) -> str:
         torch.empty(1, device=device)
         if device.type == "meta":
             reason = "its tensors hold no numbers"
-    except (RuntimeError, AssertionError) as error:  # of which the first sentence is for users
+    except (RuntimeError, AssertionError) as error:  # only the first sentence of the message helps users
         reason = str(error).partition("\n")[0].partition("Expected one of")[0].partition(". ")[0].strip()
         reason = reason or "torch has no device of this name"
     if reason is not None:
@@ -58,7 +58,7 @@ def parse_device(text: str) -> str:
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """A dtype by its name in torch."""
+    """Return a dtype by its name in torch."""
     import torch
 
     text = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}.get(text, text)
@@ -68,7 +68,7 @@ def parse_dtype(text: str) -> torch.dtype:
 
 
 def parse_variant(text: str) -> Variant:
-    """A named variant of the recurrence."""
+    """Return a variant of the recurrence by its name."""
     from swila.testing import VARIANTS
 
     if text not in VARIANTS:
@@ -77,7 +77,7 @@ def parse_variant(text: str) -> Variant:
 
 
 def parse_shape(text: str) -> Shape:
-    """Sizes as in ``B4 T1024 H4 K64 V64 J4``, in any order, with the rest at their defaults."""
+    """Parse sizes such as ``B4 T1024 H4 K64 V64 J4``, in any order; sizes that are not given have defaults."""
     from swila.testing import Shape
 
     sizes = re.findall(r"([A-Za-z]+)(\d+)", text)
@@ -88,7 +88,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
-    """``"3"`` is three seeds, 0 to 2; ``"0,4,7"`` are these."""
+    """Parse seeds: ``"3"`` is the three seeds 0 to 2, ``"0,4,7"`` a list of seeds."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]

@@ -1,4 +1,4 @@
-"""``swila plot``: the paper's figures from runs that are there."""
+"""``swila plot``: the paper's figures from existing runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 def plot(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Directories of swila run, or their results.json; several of one experiment are joined."),
+        typer.Argument(help="Directories of swila run, or their results.json; several of one experiment are merged."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Directory for the figures. Default: where the first one is.")
+        Path | None,
+        typer.Option(help="Directory for the figures. Default: the first directory of runs, or runs/figures."),
     ] = None,
 ) -> None:
     """Draw the figures of an experiment from its runs.
 
-    Figures 1C and S1 of the paper for softmax-regression, 2a, S2, accuracy and routing for cdar, 2b for regbench; each
-    as PNG and SVG. Runs need not be over: what there is, is drawn. With --out, the joined results.json goes there as
-    well.
+    Figures 1C and S1 of the paper for softmax-regression; 2a, S2, accuracy and routing for cdar; 2b for regbench; each
+    as PNG and SVG. Unfinished runs are drawn as far as they are. With --out, the merged results.json is written too.
     """
     from rich.console import Console
 
@@ -51,7 +51,7 @@ def plot(
 
 
 def load(paths: list[Path]) -> tuple[Experiment[Any], list[Record[Any]]]:
-    """The experiment of some directories or results files, and a record of each."""
+    """Return the experiment of some directories or results files, and the record of each."""
     from swila.experiments.by_name import by_name
     from swila.experiments.registry import EXPERIMENTS
     from swila.training.json_files import read_json

@@ -1,4 +1,4 @@
-"""Results as tables and figures, for the commands that have some to show."""
+"""Tables and figures of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show(console: Console, experiment: Experiment[Any], record: Record[Any]) -> None:
-    """The table of an experiment, the best row marked."""
+    """Print the table of an experiment with its best row highlighted."""
     from rich.table import Table
 
     from swila.experiments.catalogue import title
@@ -36,7 +36,7 @@ def show(console: Console, experiment: Experiment[Any], record: Record[Any]) -> 
 
 
 def _warn(console: Console, rows: list[dict[str, Any]]) -> None:
-    for what, key in (("diverged", "diverged"), ("not over, or failed", "unfinished")):
+    for what, key in (("diverged", "diverged"), ("unfinished or failed", "unfinished")):
         names = [name for row in rows for name in row[key]]
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -44,13 +44,13 @@ def _warn(console: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def why_no_figures() -> str | None:
-    """What is missing for drawing, and how to get it; None if nothing is."""
+    """Return why figures cannot be drawn and what to install, or None if they can."""
     from importlib.util import find_spec
 
     return None if find_spec("matplotlib") else "they need matplotlib (pip install 'swila[plots]')"
 
 
 def draw(console: Console, experiment: Experiment[Any], record: Record[Any], out: Path, directory: Path | None) -> None:
-    """The figures, and where they are."""
+    """Draw the figures and print their paths."""
     for paths in experiment.draw(record, out, directory):
         console.print(f"figure in {paths[0]} (and {paths[1].name})", markup=False)

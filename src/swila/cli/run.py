@@ -1,4 +1,4 @@
-"""``swila run``: the experiments of the paper, at three sizes."""
+"""``swila run``: the experiments of the paper."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ if TYPE_CHECKING:
     from swila.experiments.record import Record
     from swila.experiments.training_run import TrainingRun
 
-run = typer.Typer(
-    help="Run an experiment of the paper: train its models, print the table, draw the figures.", no_args_is_help=True
-)
+run = typer.Typer(help="Run an experiment of the paper.", no_args_is_help=True)
 
-Rates = Annotated[list[float] | None, typer.Option("--lr", help="Learning rate; repeat for several.")]
+Rates = Annotated[
+    list[float] | None, typer.Option("--lr", help="Learning rate; repeat for several. Default: those of the preset.")
+]
 Seeds = Annotated[
-    str | None, typer.Option(help="How many seeds (3), or which ones (0,4,7). Default: the preset's number.")
+    str | None, typer.Option(help="Number of seeds (3) or list of seeds (0,4,7). Default: those of the preset.")
 ]
-Steps = Annotated[int | None, typer.Option(help="Training steps at most. Default: the preset's.", min=1)]
+Steps = Annotated[
+    int | None, typer.Option(help="Maximum number of training steps. Default: that of the preset.", min=1)
+]
 Precision = Annotated[
-    str | None, typer.Option(help="On a GPU: float32, tf32 or bfloat16 (autocast). Default: the preset's.")
+    str | None,
+    typer.Option(help="Precision on a GPU: float32, tf32 or bfloat16 (autocast). Default: that of the preset."),
 ]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the training set. Default: the preset's length.", min=1)]
+Epochs = Annotated[
+    int | None, typer.Option(help="Number of epochs over the training set. Default: that of the preset.", min=1)
+]
 Models = Annotated[
     list[str] | None,
     typer.Option(
@@ -40,44 +45,54 @@ Models = Annotated[
 ]
 Widths = Annotated[
     list[int] | None,
-    typer.Option("--hidden-size", help="Width d; repeat for several. The state has M (d/2)² scalars, M memories."),
+    typer.Option(
+        "--hidden-size",
+        help="Width d of the model; repeat for several. Default: those of the preset. A layer with M memories has a "
+        "state of M (d/2)² scalars.",
+    ),
 ]
-Layers = Annotated[list[int] | None, typer.Option(help="Blocks; repeat for several.", min=1)]
+Layers = Annotated[
+    list[int] | None, typer.Option(help="Number of blocks; repeat for several. Default: those of the preset.", min=1)
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Replace an open point of the preset; repeat for several: init_std, temporal_bias, noise, embed_dropout, "
-        "router_projection, conv_on (qkv or input), weight_decay, clip, warmup_steps, schedule. Such runs are rows of "
-        "their own.",
+        help="Change a setting of the preset; repeat for several: init_std, temporal_bias, noise, embed_dropout, "
+        "router_projection, conv_on (qkv or input), weight_decay, clip, warmup_steps, schedule. Runs with changed "
+        "settings have rows of their own in the table.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")]
+Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda, cuda:1.")]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        help="Runs side by side: on a CPU in processes (default: one for each core), on a GPU in one (default: 2).",
+        help="Number of concurrent runs: processes on a CPU (default: one per core), streams on a GPU (default: 2).",
         min=1,
     ),
 ]
-Threads = Annotated[int, typer.Option(help="Threads of each run; its last digits depend on them.", min=1)]
-Out = Annotated[Path | None, typer.Option(help="Directory for everything. Default: runs/EXPERIMENT-PRESET")]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Throw away runs that are already there, instead of going on with them.")
+Threads = Annotated[
+    int, typer.Option(help="Number of CPU threads of each run; the last digits of results depend on it.", min=1)
 ]
-TensorBoard = Annotated[bool, typer.Option(help="Write TensorBoard's event files as well.")]
+Out = Annotated[Path | None, typer.Option(help="Output directory. Default: runs/EXPERIMENT-PRESET")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete existing runs instead of resuming them.")]
+TensorBoard = Annotated[bool, typer.Option(help="Also write TensorBoard event files.")]
 
 
 @run.callback()
 def _run() -> None:
-    """Run an experiment of the paper: train its models, print the table, draw the figures."""
+    """Run an experiment of the paper.
+
+    Trains the models, prints a table of the results and draws the figures.
+    """
 
 
 def _recall(
     context: typer.Context,
     preset: Annotated[
-        str, typer.Option(help="Size: tiny (minutes on a CPU), small (one GPU) or paper (the paper's, a GPU).")
+        str,
+        typer.Option(help="Size: tiny (minutes on a CPU), small (one GPU) or paper (the size of the paper, one GPU)."),
     ] = "tiny",
     model: Models = None,
     hidden_size: Widths = None,
@@ -110,25 +125,25 @@ run.command(
     "cdar",
     help="""Context-dependent associative recall.
 
-    Can a model keep several contexts apart in one small state? The same key has another value in every context, and the
-    context is named only once. All models have the same state size. One that knows the values but not the context
-    scores 1/C.
+    Tests whether a model can separate several contexts in one small state. A key has a different value in each of the C
+    contexts, and the context is named only once. All models have the same state size. A model that recalls the values
+    of a key but not the context has an accuracy of 1/C.
 
-    Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
+    After an interruption (Ctrl-C), the same command resumes the runs. The output directory holds results.json (the
     table, with hardware, versions and commit), accuracy.png, routing.png, with several sizes state-size.png, and a
-    directory for every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    directory for each run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """,
 )(_recall)
 run.command(
     "mqar",
     help="""Multi-query associative recall, without contexts.
 
-    The task that CDAR was made from, with the same models and state sizes: how many pairs can a state hold when nothing
-    has to be kept apart?
+    The task from which CDAR is derived, with the same models and state sizes. Tests how many key-value pairs a state
+    can hold when there are no contexts to separate.
 
-    Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
+    After an interruption (Ctrl-C), the same command resumes the runs. The output directory holds results.json (the
     table, with hardware, versions and commit), accuracy.png, with several sizes state-size.png, and a directory for
-    every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    each run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """,
 )(_recall)
 
@@ -138,7 +153,7 @@ def softmax_regression(
     preset: Annotated[
         str,
         typer.Option(
-            help="Size: tiny (16 dims, length 64, minutes on a CPU), small (the paper's task, 4 budgets, a GPU) or "
+            help="Size: tiny (16 dims, length 64, minutes on a CPU), small (the paper's task, 4 state sizes, a GPU) or "
             "paper (27 configurations)."
         ),
     ] = "tiny",
@@ -147,7 +162,9 @@ def softmax_regression(
     ] = None,
     budget: Annotated[
         list[int] | None,
-        typer.Option(help="State size in heads of D² scalars; repeat for several. Default: those of the preset."),
+        typer.Option(
+            help="State size as a number of heads with D² scalars; repeat for several. Default: those of the preset."
+        ),
     ] = None,
     lr: Rates = None,
     seeds: Seeds = None,
@@ -160,14 +177,14 @@ def softmax_regression(
     fresh: Fresh = False,
     tensorboard: TensorBoard = True,
 ) -> None:
-    """Approximating softmax attention.
+    """Approximation of softmax attention.
 
-    How well does a layer with a fixed state do what a head of softmax attention does? SwiLA, with all ways to share a
-    state among heads and mixtures, against DeltaNet with as many heads as fit into the same state. The score is R² on
-    test sequences; with several learning rates, that of the one with the lowest validation loss.
+    Trains layers with a state of fixed size to reproduce the output of a softmax attention head: SwiLA, with all ways
+    to divide the state among heads and mixtures, and DeltaNet with as many heads as fit into the same state. The score
+    is R² on test sequences; of several learning rates, the one with the lowest validation loss counts.
 
-    Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
-    table, with hardware, versions and commit), state-size.png, all-configurations.png, and a directory for every run
+    After an interruption (Ctrl-C), the same command resumes the runs. The output directory holds results.json (the
+    table, with hardware, versions and commit), state-size.png, all-configurations.png, and a directory for each run
     with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
     from swila.experiments.registry import SOFTMAX_REGRESSION
@@ -194,13 +211,17 @@ def regbench(
         ),
     ] = None,
     automata: Annotated[
-        list[int] | None, typer.Option(help="Size of the training set; repeat for several.", min=1)
+        list[int] | None,
+        typer.Option(
+            help="Number of automata in the training set; repeat for several. Default: those of the preset.", min=1
+        ),
     ] = None,
     lr: Rates = None,
     seeds: Seeds = None,
     epochs: Epochs = None,
     patience: Annotated[
-        int | None, typer.Option(help="End after so many epochs without a lower validation loss.", min=1)
+        int | None,
+        typer.Option(help="Number of epochs without a lower validation loss after which a run stops.", min=1),
     ] = None,
     precision: Precision = None,
     device: Device = "cpu",
@@ -210,15 +231,16 @@ def regbench(
     fresh: Fresh = False,
     tensorboard: TensorBoard = True,
 ) -> None:
-    """RegBench, learning a language in context.
+    """RegBench: learning a regular language in context.
 
-    A problem shows strings of an automaton never met before; the model says which symbol comes next. An answer counts
-    as right if the automaton allows it. How many automata must a model be trained on? Accuracy is that of the weights
-    with the lowest validation loss, on automata held out; validation and test are the same for all training sets.
+    Each problem shows strings of a new automaton, and the model predicts the next symbol. A prediction is correct if
+    the automaton allows it. The experiment measures how many automata a model must be trained on. The accuracy is that
+    of the weights with the lowest validation loss, on held-out automata; validation and test set are the same for all
+    training sets.
 
-    Interrupt it with Ctrl-C: the same command goes on where it stopped. In the output directory: results.json (the
+    After an interruption (Ctrl-C), the same command resumes the runs. The output directory holds results.json (the
     table, with hardware, versions and commit), accuracy.png, total-variation.png, progress.png, and a directory for
-    every run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
+    each run with its configuration, metrics (JSON lines, TensorBoard) and checkpoint.
     """
     from swila.experiments.registry import REGBENCH
 
@@ -238,7 +260,7 @@ def _carry_out(
     fresh: bool,
     tensorboard: bool,
 ) -> None:
-    """Train, then the table, the results file and the figures."""
+    """Train the runs, then write and print the results and draw the figures."""
     from rich.console import Console
 
     from swila.cli.results import show
@@ -252,12 +274,12 @@ def _carry_out(
         claim(directory, {"experiment": experiment.name, "preset": preset})
         console.print(f"[bold]{experiment.title}, {preset}[/]: {experiment.presets[preset].summary}")
         if device == "cpu" and preset != "tiny":
-            console.print("[yellow]this size is for a GPU (--device cuda): on a CPU the data alone take minutes[/]")
+            console.print("[yellow]this preset needs a GPU (--device cuda): on a CPU even the data take minutes[/]")
         results = train(console, runs, directory, device, jobs, threads, fresh, tensorboard)
     with one_line_errors():
         record = experiment.finish(preset, directory)
         if others := len(record["runs"]) - len(runs):
-            console.print(f"with {others} runs of earlier commands in this directory")
+            console.print(f"including {others} runs of earlier commands in this directory")
         show(console, experiment, record)
         console.print(f"results in {directory / RESULTS}", markup=False)
         _draw(console, experiment, record, directory)
@@ -271,6 +293,6 @@ def _draw(console: Console, experiment: Experiment[Any], record: Record[Any], di
     from swila.cli.results import draw, why_no_figures
 
     if reason := why_no_figures():
-        console.print(f"no figures: {reason}; the same command then draws them", markup=False)
+        console.print(f"no figures: {reason}; the same command draws them once it is installed", markup=False)
     else:
         draw(console, experiment, record, directory, directory)

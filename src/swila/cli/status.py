@@ -1,4 +1,4 @@
-"""``swila status``: how the runs of a sweep stand."""
+"""``swila status``: the status of the runs in a directory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def status(
     runs: Annotated[list[Path], typer.Argument(help="Directories of swila run.")],
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Show these alone; repeat for several: " + ", ".join(COLOURS) + "."),
+        typer.Option(help="Show only runs with this status; repeat for several: " + ", ".join(COLOURS) + "."),
     ] = None,
 ) -> None:
-    """Show which runs are finished, running, waiting, or failed, and why.
+    """Show the status of runs.
 
-    A run with a result.json or config.json that cannot be used is broken.
-    Reads the run directories alone: it may be called while the runs are under way, from another terminal.
+    Lists which runs are finished, running, waiting or failed, and why they failed. A run is broken if its result.json
+    or config.json is invalid or incomplete. The command only reads the run directories, so it can be used from another
+    terminal during training.
     """
     from collections import Counter
 
@@ -76,7 +77,7 @@ def _found(root: Path) -> list[Path]:
 
 
 def _status(path: Path) -> dict[str, Any]:
-    """How a run stands; an unusable file is reported as its status, so that the other runs are still listed."""
+    """Return the status of a run; ``"broken"`` if a file is invalid, so that the other runs are still listed."""
     from contextlib import suppress
 
     from swila.training import read_status
@@ -85,7 +86,7 @@ def _status(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         found = read_status(path)
-        with suppress(FileNotFoundError):  # the run may be thrown away meanwhile
+        with suppress(FileNotFoundError):  # the run may be deleted meanwhile
             read_json(path / "config.json")
     except (ValueError, OSError) as error:
         return {**found, "status": "broken", "error": str(error)}
@@ -93,10 +94,10 @@ def _status(path: Path) -> dict[str, Any]:
 
 
 def _cells(found: dict[str, Any]) -> tuple[str, str, str]:
-    over = "steps" in found and "best" in found
-    step = found["steps"] if over else found.get("step")
-    of = "" if over or not found.get("steps") else f"/{found['steps']:,}"
-    score = found.get("best") if over else found.get("score")
+    ended = "steps" in found and "best" in found
+    step = found["steps"] if ended else found.get("step")
+    of = "" if ended or not found.get("steps") else f"/{found['steps']:,}"
+    score = found.get("best") if ended else found.get("score")
     seconds = found.get("seconds")
     return (
         "" if step is None else f"{step:,}{of}",

@@ -1,4 +1,4 @@
-"""What ``swila generate`` and ``swila chat`` share: their options, the model, the stream of text."""
+"""Options, model loading and streaming of ``swila generate`` and ``swila chat``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ from swila.cli.options import parse_device, parse_dtype
 if TYPE_CHECKING:
     import torch
 
-Model = Annotated[str, typer.Argument(help="Directory (or hub name) of a saved model with its tokenizer.")]
-Device = Annotated[str | None, typer.Option(help="Device; by default cuda if there is one, else cpu.")]
-Dtype = Annotated[
-    str | None, typer.Option(help="Dtype of the weights; by default bfloat16 on a GPU, float32 on a CPU.")
-]
-Tokenizer = Annotated[str | None, typer.Option(help="Directory of the tokenizer, if it is not with the model.")]
-NewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate at most.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
-TopK = Annotated[int | None, typer.Option(help="Draw among the k likeliest.")]
-TopP = Annotated[float, typer.Option(help="Draw among the likeliest that together have this probability.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the draws, from 0 to 2**64 - 1.")]
-Compile = Annotated[bool, typer.Option("--compile", help="Compile the step first: slow to start, then faster.")]
-Stop = Annotated[list[int] | None, typer.Option(help="Token id that ends a text; repeat for several.")]
-State = Annotated[Path | None, typer.Option(help="Saved state to go on from.")]
+Model = Annotated[str, typer.Argument(help="Directory or hub name of a saved model with its tokenizer.")]
+Device = Annotated[str | None, typer.Option(help="Device. Default: cuda if there is one, else cpu.")]
+Dtype = Annotated[str | None, typer.Option(help="Dtype of the weights. Default: bfloat16 on a GPU, else float32.")]
+Tokenizer = Annotated[str | None, typer.Option(help="Directory of the tokenizer, if it is not in that of the model.")]
+NewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")]
+TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens whose probabilities sum to this.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampling, from 0 to 2**64 - 1.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Compile the decode step: slow to start, then faster.")]
+Stop = Annotated[list[int] | None, typer.Option(help="ID of a token that ends the text; repeat for several.")]
+State = Annotated[Path | None, typer.Option(help="Saved state to resume from.")]
 
 Readers = dict[str, Callable[[Path], Any]]
-"""What reads the files of a pattern, by the pattern; raises if one cannot be read."""
+"""Functions by file pattern that read a file of this pattern, and raise if it is damaged."""
 
 
 def load_model(
     model: str, tokenizer: str | None, device: str | None, dtype: str | None, state: Path | None
 ) -> tuple[Any, Any]:
-    """Model and tokenizer, where and as they are wanted; in the dtype of a state that is to be continued."""
+    """Return model and tokenizer; the model has the dtype of ``state`` unless ``dtype`` is given."""
     folder = Path(model)
     looks_like_a_path = model.count("/") != 1 or folder.parent.is_dir()
     if not folder.is_dir() and looks_like_a_path:
@@ -61,11 +59,15 @@ def _load_network(model: str, dtype: torch.dtype) -> Any:
 
     try:
         return SwiLAForCausalLM.from_pretrained(model, dtype=dtype)
-    except Exception as error:  # transformers passes on whatever safetensors, torch and json raise, without the file
+    except (
+        Exception
+    ) as error:  # transformers re-raises errors of safetensors, torch and json, which do not name the file
         if (found := _unreadable(Path(model), _model_files())) is None:
             raise
         file, reason = found
-        raise ValueError(f"model must be whole, but {file} is cut off or damaged; copy it anew ({reason})") from error
+        raise ValueError(
+            f"model must be complete, but {file} is truncated or damaged; copy it again ({reason})"
+        ) from error
 
 
 def _load_tokenizer(place: str) -> Any:
@@ -73,10 +75,12 @@ def _load_tokenizer(place: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(place)
-    except Exception as error:  # transformers passes on whatever json and its own lookups raise
+    except Exception as error:  # transformers re-raises errors of json and of its own lookups
         if (found := _unreadable(Path(place), _tokenizer_files())) is not None:
             file, reason = found
-            raise ValueError(f"tokenizer must be whole, but {file} cannot be read; copy it anew ({reason})") from error
+            raise ValueError(
+                f"tokenizer must be complete, but {file} cannot be read; copy it again ({reason})"
+            ) from error
         if not isinstance(error, ValueError | OSError):
             raise
         raise ValueError(f"no tokenizer was found in {place!r}; name its directory with --tokenizer") from None
@@ -109,7 +113,7 @@ def _tokenizer_files() -> Readers:
 
 
 def _unreadable(folder: Path, readers: Readers) -> tuple[Path, str] | None:
-    """The first file that cannot be read, and why."""
+    """Return the first file that cannot be read, and why."""
     for pattern, read in readers.items():
         for file in sorted(folder.glob(pattern)):
             try:
@@ -120,10 +124,10 @@ def _unreadable(folder: Path, readers: Readers) -> tuple[Path, str] | None:
 
 
 def _refuse_adapter(folder: Path) -> None:
-    """Raise ValueError with what to do if a directory holds a PEFT adapter, alone or beside a model.
+    """Raise ValueError with instructions if a directory holds a PEFT adapter, with or without a model.
 
-    Of an adapter beside a model, transformers takes both where peft is installed, and without a word the model alone
-    where it is not. The adapter is moved first because a model loaded from beside it with peft cannot be merged.
+    With both in a directory, transformers loads both if peft is installed, and silently the model alone if it is not.
+    The adapter must be moved first because a model that was loaded with it cannot be merged.
     """
     from swila.training.json_files import read_json
 
@@ -133,26 +137,26 @@ def _refuse_adapter(folder: Path) -> None:
     base, adapter, move = read_json(config).get("base_model_name_or_path") or "BASE", str(folder), ""
     if any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
         adapter = "ADAPTER"
-        move = f"move it away from the model beside it (adapter_* to a directory {adapter}) and, to use it, "
+        move = f"move it out of the directory of the model (adapter_* to a directory {adapter}) and, to use it, "
     raise ValueError(
-        f"model must be a whole model, got a PEFT adapter in {str(folder)!r}; "
+        f"model must be a complete model, got a PEFT adapter in {str(folder)!r}; "
         f"{move}merge it into its base model first: base = SwiLAForCausalLM.from_pretrained({base!r}); "
         f"PeftModel.from_pretrained(base, {adapter!r}).merge_and_unload().save_pretrained(DIRECTORY)"
     )
 
 
 def read_text(file: Path | None) -> str:
-    """The text of a file, or with None of the standard input."""
+    """Return the text of a file, or with None that of standard input."""
     try:
         return sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        source = "the prompt on the standard input" if file is None else f"file {file}"
+        source = "the prompt on standard input" if file is None else f"file {file}"
         found = f"byte {error.object[error.start]:#04x} at position {error.start}"
         raise ValueError(f"{source} must be text in UTF-8, got {found}: {error.reason}") from None
 
 
 def make_streamer(tokenizer: Any, skip_prompt: bool) -> Any:
-    """What prints text as it comes."""
+    """Return a streamer that prints text as it is generated."""
     from transformers import TextStreamer
 
     return TextStreamer(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=True)

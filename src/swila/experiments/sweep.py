@@ -1,4 +1,4 @@
-"""Many runs from one command: side by side, each in its directory, going on where they stopped."""
+"""Sweeps: many runs, several at a time, each in its own directory and resumed from its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from swila.training.json_files import first_difference, read_json, write_json
 
 
 class Training(Protocol):
-    """A run under way; :class:`swila.training.Trainer` is one."""
+    """An active run; :class:`swila.experiments.loop.Trainer` is one."""
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing left to do but to :meth:`finish`."""
+        """Whether training has ended, so that :meth:`finish` is next."""
         ...
 
     def advance(self) -> Progress:
-        """Go on for a moment."""
+        """Run a few updates."""
         ...
 
     def save(self) -> None:
-        """Write down where it stands."""
+        """Write a checkpoint."""
         ...
 
     def finish(self) -> RunResult:
-        """Write down and return what came out."""
+        """Write and return the result."""
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free all resources."""
         ...
 
 
 class Run(Protocol):
-    """A run a sweep can take: picklable, with a name of its own."""
+    """A run of a sweep; picklable, with a unique name."""
 
     @property
     def name(self) -> str:
-        """Its directory within the sweep's."""
+        """Name of the run's directory within that of the sweep."""
         ...
 
     def config(self) -> dict[str, Any]:
-        """All that determines it, as JSON."""
+        """Return everything that determines the run, as JSON."""
         ...
 
     def begin(self, directory: RunDirectory, device: str, tensorboard: bool) -> Training:
-        """The training in its directory, to begin or to go on with."""
+        """Start the training in its directory, or resume it."""
         ...
 
 
 class News(NamedTuple):
-    """What a sweep reports: a run's progress, or its end; neither while it gets ready."""
+    """A report of a sweep: the progress of a run, or its result; neither while the run prepares its data."""
 
     name: str
     progress: Progress | None = None
@@ -67,7 +67,7 @@ class News(NamedTuple):
 
 
 def claim(out: Path, experiment: dict[str, Any]) -> None:
-    """Make a directory for an experiment, or find it made for the same one; before anything is run."""
+    """Create the directory of an experiment; ValueError if it exists and belongs to another one."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         known = out / "experiment.json"
@@ -84,7 +84,7 @@ def claim(out: Path, experiment: dict[str, Any]) -> None:
 
 
 def distinct(environments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Where runs were made, each place once: runs that were there already may come from another commit."""
+    """Return the distinct environments of runs, whatever their dates; earlier runs may be of another commit."""
     found: dict[str, dict[str, Any]] = {}
     for where in environments:
         found.setdefault(json.dumps({key: value for key, value in where.items() if key != "date"}), where)
@@ -102,12 +102,24 @@ def run_all(
     tensorboard: bool = True,
     report: Callable[[News], None] = lambda news: None,
 ) -> dict[str, Outcome]:
-    """Run all of them, ``jobs`` at a time: on a CPU in processes, each with ``threads`` of torch (on which the last
-    digits depend); on a GPU taking turns in this one, each with a stream of its own.
+    """Train all runs, ``jobs`` at a time, and resume those that are unfinished.
 
-    Every directory is checked before the first run starts, so that a mistake shows at once. A run that diverges, fails
-    or is killed does not stop the others: its result has the status ``"diverged"`` or ``"failed"``. Interrupted
-    (KeyboardInterrupt), the runs save and stop; the same call goes on.
+    On a CPU the runs have processes of their own, each with ``threads`` torch threads (on which the last digits
+    depend). On a GPU they take turns in this process, each with its own CUDA stream.
+
+    Every directory is checked before the first run starts, so that mistakes are reported at once. A run that diverges,
+    fails or is killed does not stop the others; its result has the status ``"diverged"`` or ``"failed"``. If
+    interrupted (KeyboardInterrupt), the runs save checkpoints and stop; the same call resumes them.
+
+    Args:
+        runs: Runs with different names.
+        out: Directory of the sweep.
+        device: Device to train on.
+        jobs: Number of concurrent runs.
+        threads: Number of torch threads of each run.
+        fresh: Whether to delete existing runs.
+        tensorboard: Whether to write TensorBoard's event files.
+        report: Function that is called with the progress and the results.
 
     Returns:
         The result of every run, by name.
@@ -138,13 +150,13 @@ def run_all(
 def take_turns(
     runs: Sequence[Run], out: Path, device: str, jobs: int, tensorboard: bool, report: Callable[[News], None]
 ) -> dict[str, Outcome]:
-    """Run all in this process, ``jobs`` of them under way at a time, a moment each in turn.
+    """Train all runs in this process, ``jobs`` at a time, a few updates of each in turn.
 
-    What goes wrong becomes the result of its run. It is noted in the run's directory, but the run is not over: once the
-    cause is mended, the same call goes on with it.
+    An exception becomes the result of its run. It is recorded in the run's directory, but the run stays unfinished:
+    the same call resumes it.
     """
     waiting, results = list(runs), dict[str, Outcome]()
-    under_way: dict[str, _UnderWay] = {}
+    active: dict[str, _Active] = {}
     with interrupts_as_flag() as interrupted:
 
         def tell(news: News) -> None:
@@ -154,35 +166,35 @@ def take_turns(
                 interrupted.set()
 
         try:
-            while waiting or under_way:
-                while waiting and len(under_way) < jobs:
+            while waiting or active:
+                while waiting and len(active) < jobs:
                     run = waiting.pop(0)
-                    under_way[run.name] = _UnderWay(run, out / run.name, interrupted)
+                    active[run.name] = _Active(run, out / run.name, interrupted)
                     tell(News(run.name))
-                for name, one in list(under_way.items()):
+                for name, one in list(active.items()):
                     progress, result = one.turn(device, tensorboard)
                     if result is not None:
                         results[name] = result
-                        del under_way[name]
+                        del active[name]
                     tell(News(name, progress, result))
                 if interrupted.is_set():
-                    for one in under_way.values():
+                    for one in active.values():
                         one.save()
                     raise KeyboardInterrupt
         finally:
-            for one in under_way.values():
+            for one in active.values():
                 one.close()
     return results
 
 
 def note_failure(path: Path, error: Exception) -> None:
-    """Note in a run's directory why it failed, if that can be done: the others are to go on."""
+    """Record in a run's directory why it failed; errors of the recording are ignored, since other runs continue."""
     with suppress(OSError, ValueError):
         RunDirectory(path).note_failure(error)
 
 
-class _UnderWay:
-    """A run in its directory, whatever becomes of it."""
+class _Active:
+    """An active run, whose exceptions become its result."""
 
     def __init__(self, run: Run, path: Path, interrupted: Interrupts) -> None:
         self.run, self.path, self.interrupted = run, path, interrupted
@@ -191,12 +203,12 @@ class _UnderWay:
         self.progress: Progress | None = None
 
     def turn(self, device: str, tensorboard: bool) -> tuple[Progress | None, Outcome | None]:
-        """A moment of the run: its progress, and its result if that was the end."""
+        """Run a few updates; return the progress, or the result if the run has ended."""
         try:
             if self.directory is None or self.training is None:
                 self.directory = RunDirectory(self.path, self.run.config())
                 self.directory.note_start()
-                with suppress(KeyboardInterrupt), self.interrupted.at_once():  # data take a while to make
+                with suppress(KeyboardInterrupt), self.interrupted.at_once():  # making the data takes long
                     self.training = self.run.begin(self.directory, device, tensorboard)
             if self.training is None:
                 return None, None
@@ -217,7 +229,7 @@ class _UnderWay:
             self.training.save()
             if self.progress is not None:
                 self.directory.note_progress(self.progress, now=True)
-        except Exception as error:  # the others are still to be saved
+        except Exception as error:  # the other runs must still be saved
             note_failure(self.path, error)
 
     def close(self) -> None:
@@ -237,7 +249,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Two commands must not write into one directory at a time."""
+    """Lock a directory, so that no other command writes to it."""
     try:
         import fcntl
     except ImportError:  # not a POSIX system
@@ -248,7 +260,7 @@ def _locked(out: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise ValueError(f"another command is at work in {out}; wait for it, or choose another directory") from None
+        raise ValueError(f"another command is using {out}; wait for it, or choose another directory") from None
     try:
         yield
     finally:

@@ -97,7 +97,7 @@ class TrainingRun:
         return f"{self.label}-{self.size}{variant}-lr{self.training.lr:g}-seed{self.training.seed}"
 
     def config(self) -> dict[str, Any]:
-        """The run as JSON."""
+        """Return the run as JSON."""
         config = {"task_name": self.kind.task_name, **asdict(self)}
         del config["kind"]
         if not self.variant:
@@ -106,7 +106,7 @@ class TrainingRun:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TrainingRun:
-        """The run whose :meth:`config` this is."""
+        """Return the run whose :meth:`config` this is."""
         from swila.experiments.registry import KINDS  # which imports this module
 
         kind = KINDS[config["task_name"]]
@@ -120,12 +120,12 @@ class TrainingRun:
         return cls(**{name: value for name, value in config.items() if name != "task_name"} | parts)
 
     def data(self, split: str, device: str = "cpu") -> Any:
-        """The examples of ``"train"``, ``"val"`` or ``"test"``; runs with the same examples share one copy of them."""
+        """Return the examples of ``"train"``, ``"val"`` or ``"test"``; runs with the same examples share one copy."""
         counts = {"train": self.train_examples, "val": self.validation_examples, "test": self.test_examples}
         return _examples(self.kind, self.task, counts[split], split, self.data_seed, device)
 
     def begin(self, directory: RunDirectory, device: str, tensorboard: bool) -> Trainer:
-        """The trainer of the run; it resumes from the last checkpoint in the directory."""
+        """Return the trainer of the run; it resumes from the last checkpoint in the directory."""
         return Trainer(
             lambda: self.kind.model(self.model),
             self.kind.objective(self.task),
@@ -139,13 +139,13 @@ class TrainingRun:
         )
 
     def sizes(self) -> Sizes:
-        """State and parameters of the model."""
+        """Return the sizes of the model's state and of its parameters."""
         with torch.device("meta"):  # no memory is needed to count
             model: Any = self.kind.model(self.model)
         return Sizes(model.state_size(self.task.length), model.num_parameters())
 
     def facts(self) -> RunFacts:
-        """The part of the run's record that is known before training."""
+        """Return the part of the run's record that is known before training."""
         training, options = self.training, self.model.mixer_options
         sizes = self.sizes()
         facts: RunFacts = {
@@ -174,7 +174,7 @@ class TrainingRun:
         return facts
 
     def load(self, path: Path) -> Any:
-        """The model with the weights of a run directory, on the CPU: the chosen weights, or else the last ones."""
+        """Return the model with the weights of a run directory, on the CPU: the chosen weights, or else the last ones."""
         checkpoint = RunDirectory(path).load_checkpoint()
         if checkpoint is None:
             raise ValueError(f"{path} has no checkpoint yet")

@@ -1,8 +1,8 @@
-"""Processes that take one run after another, and a parent that hands them out.
+"""Worker processes that train one run after another.
 
-Each worker has a pipe of its own. The parent sends runs and, to stop, closes its end; the worker sends progress and
-results. A worker that dies costs the run it was at; one whose parent dies saves and ends. One that does not train yet
-is not waited for.
+Each worker has a pipe. The parent sends runs, and closes its end to stop the worker; the worker sends progress and
+results. If a worker dies, only its current run fails. If the parent dies, its workers save checkpoints and exit. A
+worker that is still preparing its data is killed instead of waited for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Worker:
-    """A process, the parent's end of its pipe, the run it is at and whether that has begun to train."""
+    """A process, the parent's end of its pipe, its current run, and whether that run trains already."""
 
     def __init__(self, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -34,7 +34,7 @@ class _Worker:
         self.run: Run | None = None
         self.trains = False
         self.process: SpawnProcess = context.Process(target=_work, args=(theirs, *arguments), daemon=True)
-        # a child begins with the signals its parent ignores: Ctrl-C in a terminal goes to both
+        # a child inherits ignored signals: Ctrl-C in a terminal reaches both, but only the parent may act on it
         usual = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self.process.start()
@@ -44,7 +44,7 @@ class _Worker:
         theirs.close()
 
     def take(self, run: Run) -> None:
-        """Begin with a run."""
+        """Send a run to the worker."""
         self.run, self.trains = run, False
         self.pipe.send(run)
 
@@ -58,7 +58,7 @@ def run_in_workers(
     tensorboard: bool,
     report: Callable[[News], None],
 ) -> dict[str, Outcome]:
-    """Run all, ``jobs`` at a time; see :func:`swila.experiments.sweep.run_all`."""
+    """Train all runs, ``jobs`` at a time; see :func:`swila.experiments.sweep.run_all`."""
     waiting, results, started = list(runs), dict[str, Outcome](), 0
     workers: list[_Worker] = []
     try:
@@ -89,7 +89,7 @@ def run_in_workers(
                     run = waiting.pop(0)
                     try:
                         worker.take(run)
-                    except OSError:  # it died between two runs: another one takes this
+                    except OSError:  # it died between two runs: another worker takes the run
                         waiting.insert(0, run)
                         workers.remove(worker)
                 else:
@@ -98,8 +98,8 @@ def run_in_workers(
                     worker.process.join()
     finally:
         for worker in workers:
-            worker.pipe.close()  # which tells it to save and stop
-            if not worker.trains:  # it makes its data: nothing to save, and it would not listen for long
+            worker.pipe.close()  # tells it to save and stop
+            if not worker.trains:  # it prepares its data: there is nothing to save, and it does not check the pipe
                 worker.process.kill()
         for worker in workers:
             worker.process.join()
@@ -108,10 +108,10 @@ def run_in_workers(
 
 def _work(pipe: Connection, out: Path, device: str, threads: int, tensorboard: bool, quiet: bool) -> None:
     torch.set_num_threads(threads)
-    if quiet:  # the first worker says what there is to say
+    if quiet:  # the first worker logs the warnings
         logging.getLogger("swila").setLevel(logging.ERROR)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent tells when to stop
+        signal.signal(number, signal.SIG_IGN)  # the parent decides when to stop
     told = 0.0
     try:
         while True:
@@ -119,7 +119,7 @@ def _work(pipe: Connection, out: Path, device: str, threads: int, tensorboard: b
 
             def report(news: News) -> None:
                 nonlocal told
-                if pipe.poll():  # nothing is ever sent during a run: the parent has closed its end, or died
+                if pipe.poll():  # nothing is sent during a run: the parent has closed its end, or died
                     raise KeyboardInterrupt
                 if news.result is not None or time.monotonic() - told > 0.2:
                     told = time.monotonic()

@@ -1,4 +1,4 @@
-"""Synthetic tasks, as data only: what a model reads, what it must say, and how it is drawn."""
+"""Synthetic tasks: random sequences with labels or targets."""
 
 from swila.tasks.cdar import CDAR as CDAR
 from swila.tasks.examples import IGNORE as IGNORE

@@ -1,4 +1,4 @@
-"""Automata as tensors of transitions, and when two of them speak the same language."""
+"""Automata as tensors of transitions, and whether two of them have the same language."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def sorted_edges(automata: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The edges of every state by ascending symbol: their symbols and targets ``[N, S, E]``, and how many ``[N, S]``.
+    """Return the edges of every state by ascending symbol: symbols and targets ``[N, S, E]``, and counts ``[N, S]``.
 
-    E is the largest number; what is beyond a state's own has target -1.
+    E is the largest count; entries beyond a state's own count have target -1.
     """
     legal = automata >= 0
     degree = legal.sum(2)
@@ -18,17 +18,19 @@ def sorted_edges(automata: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def canonical(automata: Tensor) -> Tensor:
-    """The smallest automaton of the same language, its states numbered as a breadth-first search meets them.
+    """Return the minimal automaton of the same language, its states numbered in breadth-first order.
 
-    So two automata ``[N, S, symbols]`` (see :meth:`RegBench.automata`) have the same language, and being uniform over
-    edges the same strings with the same probabilities, if and only if they are equal here.
+    Two automata ``[N, S, symbols]`` (see :meth:`RegBench.automata`) have the same language if and only if their
+    canonical forms are equal. They then also give the same strings the same probabilities, since all edges of a state
+    are equally likely.
 
-    States are the same if they have the same symbols, and these lead to states that are the same: what is left of the
-    first condition when the second is enforced until nothing changes. All states accept, so there is no other.
+    Two states are equivalent if they have the same symbols, and each symbol leads to equivalent states. The largest
+    such relation is found by refinement: it starts from the first condition and enforces the second until nothing
+    changes. All states are accepting.
     """
     N, S, _ = automata.shape
     _, targets, _ = sorted_edges(automata)
-    edges = targets.clamp_min(0).unbind(2)  # states that are compared lack the same ones
+    edges = targets.clamp_min(0).unbind(2)  # equivalent states lack the same edges
     pairs = [(edge.unsqueeze(2) * S + edge.unsqueeze(1)).flatten(1) for edge in edges]
     legal = automata >= 0
     finer = (legal.unsqueeze(2) == legal.unsqueeze(1)).all(3).flatten(1)
@@ -37,7 +39,7 @@ def canonical(automata: Tensor) -> Tensor:
         same = finer
         for pair in pairs:
             finer = finer & same.gather(1, pair)
-    first = same.view(N, S, S).byte().argmax(2)  # of the states like it
+    first = same.view(N, S, S).byte().argmax(2)  # the first equivalent state
 
     number, queue, met = automata.new_full((N, S), -1), automata.new_zeros(N, S), automata.new_ones(N, 1)
     number[:, 0] = 0
@@ -53,6 +55,8 @@ def canonical(automata: Tensor) -> Tensor:
             last = met.clamp_max(S - 1)
             queue.scatter_(1, last, torch.where(new, reached, queue.gather(1, last)))
             met = met + new
-    rows = automata.gather(1, queue.unsqueeze(2).expand_as(automata))
-    renumbered = number.gather(1, first).gather(1, rows.clamp_min(0).flatten(1)).view_as(rows)
-    return renumbered.masked_fill((rows < 0) | (torch.arange(S, device=automata.device) >= met).unsqueeze(2), -1)
+    edges_of_met = automata.gather(1, queue.unsqueeze(2).expand_as(automata))
+    renumbered = number.gather(1, first).gather(1, edges_of_met.clamp_min(0).flatten(1)).view_as(edges_of_met)
+    return renumbered.masked_fill(
+        (edges_of_met < 0) | (torch.arange(S, device=automata.device) >= met).unsqueeze(2), -1
+    )

@@ -12,30 +12,31 @@ from swila.tasks.examples import IGNORE, Examples, distinct, draw, power_law_slo
 
 @dataclass(frozen=True)
 class CDAR:
-    r"""The same key has another value in every context; the context is named once, then must be kept in mind.
+    r"""A key has a different value in each context; a context is named once and must be remembered from then on.
 
     Tokens: 0 is filler, 1 ... C name the contexts, keys fill the rest of the lower half of the vocabulary, values are
-    its upper half. With 2 contexts of 3 keys, a vocabulary of 32 and length 32 an example reads::
+    its upper half. An example with 2 contexts of 3 keys, a vocabulary of 32 and length 32::
 
         inputs    1  9 21  4 30  7 17    2  7 25  9 16  4 28    2  7  0  4  0  9  0  0  0    1  9  0  7  0  0  0  4  0
         labels    .  .  .  .  .  .  .    .  .  .  .  .  .  .    . 25  . 28  . 16  .  .  .    . 21  . 17  .  .  . 30  .
                   context 1              context 2              queries of 2                 queries of 1
 
     Context zone, ``C (1 + 2K)`` tokens: for each context in random order its token, then its K pairs in random order.
-    Query zone: ``S = (T - C (1 + 2K) - C) / 2`` slots of a key and an empty place, and the C context tokens. Of the
-    slots, ``C K`` are drawn by a power law and sorted; the first K belong to the first queried context, and so on
-    (contexts and keys in fresh random order, each pair asked once), and a context's token stands before its first key.
-    Values are never shown in the query zone: the label is at the key.
+    Query zone: ``S = (T - C (1 + 2K) - C) / 2`` slots of a key and an empty position, and the C context tokens. Of the
+    slots, ``C K`` are drawn from a power law and sorted; the first K belong to the first queried context, and so on
+    (contexts and keys in a new random order, each pair queried once), and a context's token precedes its first key.
+    The query zone has no values: the label is at the key.
 
-    A model that knows the values of a key, but not which context it is in, scores 1/C.
+    A model that recalls the values of a key, but not the current context, has an accuracy of 1/C.
 
     Attributes:
-        vocab_size: V.
-        num_contexts: C.
-        num_keys: K, shared by all contexts; the ``C K`` values of an example are distinct.
-        length: tokens T of an example; what is left over at the end is filler.
-        power: a in ``p(slot i) ∝ i^(a - 1)``; 1 is uniform.
-        context_pool: context tokens to draw an example's C from; by default the same C in all.
+        vocab_size: Vocabulary size V.
+        num_contexts: Number of contexts C.
+        num_keys: Number of keys K, shared by all contexts; the ``C K`` values of an example are distinct.
+        length: Number of tokens T of an example; unused positions at the end hold filler.
+        power: Exponent a of ``p(slot i) ∝ i^(a - 1)``; 1 is uniform.
+        context_pool: Number of context tokens from which the C of an example are drawn; by default all examples have
+            the same C.
     """
 
     vocab_size: int = 8192
@@ -70,12 +71,12 @@ class CDAR:
 
     @property
     def num_slots(self) -> int:
-        """Places for a query, S."""
+        """Number of query slots S."""
         return (self.length - self.num_contexts * (2 + 2 * self.num_keys)) // 2
 
     @property
     def num_queries(self) -> int:
-        """Labels of an example, ``C K``."""
+        """Number of labels of an example, ``C K``."""
         return self.num_contexts * self.num_keys
 
     @property
@@ -84,7 +85,7 @@ class CDAR:
         return 1 / self.num_contexts
 
     def examples(self, count: int, split: str, seed: int = 0) -> Examples:
-        """``count`` examples of a split; see :class:`~swila.tasks.examples.Task`."""
+        """Return ``count`` examples of a split; see :class:`~swila.tasks.examples.Task`."""
         return draw(self._block, count, seed, self, split)
 
     def _block(self, N: int, generator: torch.Generator) -> Examples:
@@ -98,11 +99,11 @@ class CDAR:
         blocks = torch.cat([names.unsqueeze(-1), pairs.flatten(2)], -1)  # [N, C, 1 + 2K]
         zone = C * (1 + 2 * K)
 
-        asked = shuffled((N, C), generator)  # group g asks context asked[g]
+        asked = shuffled((N, C), generator)  # group g queries context asked[g]
         which = shuffled((N, C, K), generator)  # its keys, in this order
         slots = power_law_slots(N, C * K, self.num_slots, self.power, generator).sort(1).values.view(N, C, K)
         group = torch.arange(C)[None, :, None]
-        key_at = zone + 2 * slots + group + 1  # every group so far has one more token, its context's
+        key_at = zone + 2 * slots + group + 1  # each group so far adds one token, that of its context
         name_at = zone + 2 * slots[..., 0] + group[..., 0]
         answers = values.gather(1, asked.unsqueeze(-1).expand(N, C, K)).gather(2, which)
 
@@ -113,7 +114,7 @@ class CDAR:
         labels = torch.full_like(inputs, IGNORE).scatter_(1, key_at.flatten(1), answers.flatten(1))
 
         time = torch.arange(T)
-        current = (time >= name_at.unsqueeze(-1)).sum(1) - 1  # the last group begun, -1 before the first
+        current = (time >= name_at.unsqueeze(-1)).sum(1) - 1  # index of the current group, -1 before the first
         context = names.gather(1, asked).gather(1, current.clamp_min(0)).masked_fill(current < 0, -1)
         context[:, :zone] = names.repeat_interleave(1 + 2 * K, dim=1)
         return Examples(inputs, labels, context)

@@ -1,4 +1,4 @@
-"""Multi-query associative recall, the parent of CDAR, from *Zoology* (Arora et al., 2024)."""
+"""Multi-query associative recall from *Zoology* (Arora et al., 2024), from which CDAR is derived."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from swila.tasks.examples import IGNORE, Examples, distinct, draw, power_law_slo
 
 @dataclass(frozen=True)
 class MQAR:
-    r"""Key-value pairs, then keys whose value is to be recalled.
+    r"""Key-value pairs, followed by keys whose values are to be recalled.
 
-    Tokens: 0 is filler, keys come from the lower half of the vocabulary, values from the upper. With 2 pairs, a
-    vocabulary of 16 and length 12 an example reads::
+    Tokens: 0 is filler, keys come from the lower half of the vocabulary, values from the upper. An example with 2
+    pairs, a vocabulary of 16 and length 12::
 
         inputs    3 11  6  8  |  6  0  0  0  3  0  0  0
         labels    .  .  .  .  |  8  .  .  .  11 .  .  .
 
-    The query zone has slots of two tokens, a key and an empty place; slots are drawn by a power law, so that most
-    queries follow the pairs closely. The j-th key has the j-th slot drawn. Values are never shown there: the label is
-    at the key.
+    The query zone has slots of two tokens, a key and an empty position. Slots are drawn from a power law, so that most
+    queries follow soon after the pairs. The j-th key has the j-th slot drawn. The query zone has no values: the label
+    is at the key.
 
     Attributes:
-        vocab_size: V; keys are 1 ... V/2 - 1, values V/2 ... V - 1.
-        num_pairs: pairs, each asked once.
-        length: tokens T of an example.
-        power: a in ``p(slot i) ∝ i^(a - 1)``; 1 is uniform.
-        random_filler: whether empty places hold random tokens instead of 0.
+        vocab_size: Vocabulary size V; keys are 1 ... V/2 - 1, values V/2 ... V - 1.
+        num_pairs: Number of pairs, each queried once.
+        length: Number of tokens T of an example.
+        power: Exponent a of ``p(slot i) ∝ i^(a - 1)``; 1 is uniform.
+        random_filler: Whether empty positions hold random tokens instead of 0.
     """
 
     vocab_size: int = 8192
@@ -46,7 +46,7 @@ class MQAR:
             raise ValueError(f"length must be at least 4 * num_pairs = {4 * self.num_pairs}, got {self.length}")
 
     def examples(self, count: int, split: str, seed: int = 0) -> Examples:
-        """``count`` examples of a split; see :class:`~swila.tasks.examples.Task`."""
+        """Return ``count`` examples of a split; see :class:`~swila.tasks.examples.Task`."""
         return draw(self._block, count, seed, self, split)
 
     def _block(self, N: int, generator: torch.Generator) -> Examples:

@@ -1,4 +1,4 @@
-"""What counting can do: a yardstick for models that learn a language in context."""
+"""n-gram models that count within a problem: a baseline for models that learn a language in context."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from torch.nn import functional as F
 
 
 def ngram_distribution(inputs: Tensor, order: int, vocab_size: int, separator: int) -> Tensor:
-    """Predictions of an n-gram model that counts within each problem, and backs off to shorter contexts.
+    """Return the predictions of an n-gram model that counts within each problem, and backs off to shorter contexts.
 
-    At each place: of all earlier places of the same problem with the same last ``order - 1`` tokens, which symbols
-    followed, and how often? If none did, one token less is compared, and so on down to none, where all symbols so far
-    count, and if there are none, all are equally likely. Separators are never counted as what followed.
+    The prediction at a position is the distribution of the symbols that followed the same last ``order - 1`` tokens at
+    earlier positions of the problem. If there are none, the context is shortened by one token, and so on. The empty
+    context counts all symbols so far; before the first symbol the prediction is uniform. Separators are never counted
+    as following symbols.
 
-    A context does not reach beyond the beginning of its string, but it does tell that the string begins there: the
-    separator may be its first token, and there is one before the first string too. With ``order`` 3, where 7 is the
-    separator::
+    A context does not extend beyond the start of its string, but includes it: the separator may be its first token, and
+    the first string has one too. With ``order`` 3 and separator 7::
 
         inputs         3      2        5        7      3      2
         context      (7 3)  (3 2)    (2 5)     (7)   (7 3)  (3 2)
         prediction     3    2 or 3  2, 3 or 5   3      2      5
 
-    The first three contexts are new, nor is any of their last tokens known, which leaves the symbols so far.
+    The first three contexts are new, and so are the last tokens of them, which leaves the symbols so far.
 
     Args:
-        inputs: long ``[N, T]``; 0 is padding, and comes last.
-        order: n, at least 1.
-        vocab_size: V.
-        separator: the token between strings.
+        inputs: Tokens, long ``[N, T]``; 0 is padding, at the end only.
+        order: Order n of the model, at least 1.
+        vocab_size: Vocabulary size V.
+        separator: Token between strings.
 
     Returns:
-        Probabilities ``[N, T, V]`` of what follows; at padding they mean nothing.
+        Probabilities ``[N, T, V]`` of the next token; undefined at padding.
     """
     if order < 1:
         raise ValueError(f"order must be at least 1, got {order}")
     V = vocab_size
     text = F.pad(inputs, (1, 0), value=separator)
-    counted = F.one_hot(F.pad(text[:, 1:], (0, 1)), V).int()  # what follows
+    counted = F.one_hot(F.pad(text[:, 1:], (0, 1)), V).int()  # the next token
     counted[..., 0] = counted[..., separator] = 0
 
     symbols = torch.ones(V, device=inputs.device)
@@ -56,9 +56,9 @@ def ngram_distribution(inputs: Tensor, order: int, vocab_size: int, separator: i
 
 
 def _earlier(group: Tensor, counted: Tensor) -> Tensor:
-    """For each row of ``counted`` ``[M, V]``, the sum of the earlier rows of its group."""
+    """Return for each entry of ``counted [M, V]`` the sum of the earlier entries of its group."""
     order = group.argsort(stable=True)
-    rows = counted[order]
-    before = rows.cumsum(0, dtype=torch.int32) - rows
+    grouped = counted[order]
+    before = grouped.cumsum(0, dtype=torch.int32) - grouped
     first = torch.searchsorted(group[order], group[order])
     return torch.empty_like(before).index_copy_(0, order, before - before[first])

@@ -1,4 +1,4 @@
-"""Random regular languages, to be learnt in context: RegBench (Akyürek et al., 2024)."""
+"""RegBench (Akyürek et al., 2024): random regular languages, to be learnt in context."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from swila.random_streams import stream
 from swila.tasks.automata import canonical, sorted_edges
 from swila.tasks.examples import IGNORE, Examples
 
-BLOCK = 512  # automata, and then problems, drawn at a time
-SPLITS = ("test", "val", "train")  # each without the automata held out for those before it
-PATIENCE = 20  # blocks without any new automaton before there are taken to be no more
+BLOCK = 512  # number of automata, and of problems, drawn at a time
+SPLITS = ("test", "val", "train")  # each excludes the automata of those before it
+PATIENCE = 20  # blocks without a new automaton after which the search ends
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class AutomatonExamples(Examples):
     """Problems ``[N, T]`` of :class:`RegBench`; the context is the automaton's state after ``inputs[t]``.
 
     Attributes:
-        legal: int32 ``[N, T]``: bit v is set where the automaton may go on with token v, whatever the label is; after a
-            separator these are its first symbols, at padding there are none.
+        legal: Legal next tokens, int32 ``[N, T]``: bit v is set if the automaton allows token v next, whatever the
+            label is. After a separator these are the symbols of state 0; at padding there are none.
     """
 
     legal: Tensor
 
     def legal_mask(self, vocab_size: int) -> Tensor:
-        """``legal`` as bool ``[N, T, V]``."""
+        """Return ``legal`` as bool ``[N, T, V]``."""
         return legal_mask(self.legal, vocab_size)
 
     def pad(self, length: int) -> AutomatonExamples:
-        """The same, T being ``length``."""
+        """Return the problems padded to T = ``length``."""
         more = (0, length - self.inputs.shape[1])
         return AutomatonExamples(
             F.pad(self.inputs, more, value=0),
@@ -45,39 +45,40 @@ class AutomatonExamples(Examples):
 
 @dataclass(frozen=True)
 class RegBench:
-    r"""Strings of an automaton never met before: which symbols may come next is to be found out from them alone.
+    r"""Strings of a new automaton, from which the model must infer which symbols may come next.
 
-    Every problem has an automaton of its own, and shows random walks on it. A walk starts in state 0 and takes one of
-    the state's edges, all equally likely; it ends when its length is reached, in any state. With 6 symbols and edges::
+    Every problem has its own automaton, and consists of random walks on it. A walk starts in state 0 and follows the
+    edges of its state with equal probabilities; it ends when its length is reached, in any state. With 6 symbols and
+    edges::
 
         0 --3--> 1    0 --5--> 2    1 --2--> 0    2 --3--> 1
 
-    the problem of the strings 3 2 5, 5 3 2 and 3 2 reads::
+    the problem with the strings 3 2 5, 5 3 2 and 3 2 is::
 
         inputs    3    2    5    7    5    3    2    7    3
         labels    2    5    .    5    3    2    .    3    2
         context   1    0    2    0    2    1    0    0    1
         legal     2   3 5   3   3 5   3    2   3 5  3 5   2
 
-    Tokens: 0 is padding, then come the symbols; the last one, here 7, stands between strings and is never a label.
-    An answer is right if it is legal, whether or not the walk went that way: see :func:`legality`, and
+    Tokens: 0 is padding, followed by the symbols; the last token, here 7, separates strings and is never a label. A
+    prediction is correct if it is legal, whether or not the walk took that edge: see :func:`legality`, and
     :func:`total_variation` for the probabilities.
 
     All ranges include both ends, and all draws are uniform. For an automaton: the number of states, the size of its
     alphabet and the alphabet; then for each state the number of its edges, as many distinct symbols of the alphabet and
-    as many distinct states, never itself. For a problem: the number of strings, and the length of each.
+    as many distinct other states. For a problem: the number of strings, and the length of each.
 
-    No two automata of a split have the same language (:func:`canonical`), nor has one of ``"train"`` and one held out,
-    or one of ``"val"`` and one of ``"test"``. Those two are the same however many there are to train on.
+    All automata of a split have different languages (:func:`canonical`), and no language is in two splits. ``"val"``
+    and ``"test"`` do not depend on the number of training automata.
 
     Attributes:
-        states: of an automaton, those that no walk reaches included.
-        alphabet: symbols an automaton may use.
-        edges: that leave a state.
-        strings: of a problem.
-        string_length: symbols of a string.
-        symbols: to choose alphabets from.
-        held_out: automata in each of ``"val"`` and ``"test"``. Another number is another draw of everything.
+        states: Range of the number of states of an automaton, unreachable ones included.
+        alphabet: Range of the number of symbols of an automaton.
+        edges: Range of the number of edges that leave a state.
+        strings: Range of the number of strings of a problem.
+        string_length: Range of the number of symbols of a string.
+        symbols: Number of symbols from which alphabets are drawn.
+        held_out: Number of automata in each of ``"val"`` and ``"test"``. Another number changes all draws.
     """
 
     states: tuple[int, int] = (4, 12)
@@ -111,7 +112,7 @@ class RegBench:
 
     @property
     def vocab_size(self) -> int:
-        """Padding, the symbols and the separator."""
+        """Vocabulary size V: padding, the symbols and the separator."""
         return self.symbols + 2
 
     @property
@@ -121,14 +122,13 @@ class RegBench:
 
     @property
     def length(self) -> int:
-        """Inputs of the longest problem possible; few come near it."""
+        """Number of inputs of the longest possible problem; most problems are much shorter."""
         return self.strings[1] * (self.string_length[1] + 1) - 2
 
     def examples(self, count: int, split: str, seed: int = 0) -> AutomatonExamples:
-        """``count`` problems of ``"train"``, ``"val"`` or ``"test"``, the i-th of the i-th automaton.
+        """Return ``count`` problems of ``"train"``, ``"val"`` or ``"test"``, the i-th of the i-th automaton.
 
-        T is what the longest of these problems needs: a larger count has the same problems first, but may have more
-        padding.
+        T is the length of the longest of them. A larger count begins with the same problems, but may have more padding.
         """
         automata = self.automata(count, split, seed)
         with torch.device("cpu"):
@@ -136,14 +136,14 @@ class RegBench:
             parts = [self._problems(block, stream(seed, self, split, "strings", i)) for i, block in blocks]
             longest = max(part.inputs.shape[1] for part in parts)
             for i, part in enumerate(parts):
-                parts[i] = part.pad(longest)  # one at a time: all of them are large
+                parts[i] = part.pad(longest)  # one at a time, to save memory
             return AutomatonExamples.join(parts)
 
     def automata(self, count: int, split: str, seed: int = 0) -> Tensor:
-        """The automata of a split.
+        """Return the automata of a split.
 
         Returns:
-            Long ``[count, S, symbols]``, S the most states possible: the state to which symbol s, which is token s + 1,
+            Long ``[count, S, symbols]``, with S the maximum number of states: the state to which symbol s (token s + 1)
             leads from each state, or -1.
         """
         if split not in SPLITS:
@@ -159,7 +159,7 @@ class RegBench:
             return self._new_automata(count, split, seed, known)
 
     def _new_automata(self, count: int, split: str, seed: int, known: set[tuple[int, ...]]) -> Tensor:
-        """The first ``count`` drawn that are not known; then they are."""
+        """Return the first ``count`` automata drawn that are not in ``known``, and add them to it."""
         found: list[Tensor] = []
         block = fruitless = 0
         while fruitless < PATIENCE:
@@ -191,7 +191,7 @@ class RegBench:
         return torch.full((BLOCK, S, A), -1).scatter_(2, symbols.topk(E).indices, chosen)
 
     def _problems(self, automata: Tensor, generator: torch.Generator) -> AutomatonExamples:
-        """One problem for each of up to ``BLOCK`` automata; how many there are changes none of them."""
+        """Return one problem for each of up to ``BLOCK`` automata; it does not depend on their number."""
         N, R, L = len(automata), self.strings[1], self.string_length[1]
         strings = torch.randint(self.strings[0], R + 1, (BLOCK, 1), generator=generator)[:N]
         lengths = torch.randint(self.string_length[0], L + 1, (BLOCK, R), generator=generator)[:N]
@@ -208,7 +208,7 @@ class RegBench:
         tokens.scatter_(2, lengths.unsqueeze(-1), self.separator)
         states.scatter_(2, lengths.unsqueeze(-1), 0)
 
-        # One string after another, each with its separator: the last of which is in neither inputs nor labels.
+        # Concatenated strings, each with its separator; the last separator is in neither inputs nor labels.
         shown = (torch.arange(L + 1) <= lengths.unsqueeze(-1)) & (torch.arange(R) < strings).unsqueeze(-1)
         total = shown.flatten(1).sum(1, keepdim=True)
         T = int(total.max()) - 2
@@ -226,28 +226,28 @@ class RegBench:
 
 
 def legal_mask(legal: Tensor, vocab_size: int) -> Tensor:
-    """Bits ``[...]`` as bool ``[..., V]``."""
+    """Return bits ``[...]`` as bool ``[..., V]``."""
     return legality(torch.arange(vocab_size, device=legal.device), legal.unsqueeze(-1))
 
 
 def legality(predictions: Tensor, legal: Tensor) -> Tensor:
-    """Whether the automaton may go on like this, as bool.
+    """Return whether the automaton allows the predicted tokens, as bool.
 
     Args:
-        predictions: tokens; what is no symbol, :data:`~swila.tasks.IGNORE` included, is never legal.
-        legal: see :class:`AutomatonExamples`; of the same shape, or one that broadcasts with it.
+        predictions: Predicted tokens; tokens that are not symbols, and :data:`~swila.tasks.IGNORE`, are never legal.
+        legal: See :class:`AutomatonExamples`; its shape must broadcast with that of ``predictions``.
     """
     return (legal.long() >> predictions.clamp(0, 62)) & 1 == 1
 
 
 def total_variation(probabilities: Tensor, legal: Tensor) -> Tensor:
-    r"""Distance ``½ Σ_v |p(v) - q(v)|`` from the automaton's law q, uniform over the legal symbols: 0 to 1.
+    r"""Return the distance ``½ Σ_v |p(v) - q(v)|`` from the automaton's distribution q, from 0 to 1.
 
-    Where nothing is legal, at padding, it means nothing.
+    q is uniform over the legal symbols. At padding, where no symbol is legal, the distance is undefined.
 
     Args:
-        probabilities: p, ``[..., V]``.
-        legal: ``[...]``, see :class:`AutomatonExamples`.
+        probabilities: Predicted distribution p, ``[..., V]``.
+        legal: Legal next tokens ``[...]``, see :class:`AutomatonExamples`.
     """
     mask = legal_mask(legal, probabilities.shape[-1]).to(probabilities.dtype)
     law = mask / mask.sum(-1, keepdim=True).clamp_min(1)

@@ -1,4 +1,4 @@
-"""Sequences of vectors, and what one head of softmax attention makes of them (section 5.1 of the paper)."""
+"""Sequences of vectors, and the outputs of a softmax attention head on them (section 5.1 of the paper)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pairs(ExampleTensors):
 
 
 class Teacher(NamedTuple):
-    """What is fixed for all examples: centres of clusters ``[C, D]`` and the projections ``[D, D]`` of the head."""
+    """Parameters that all examples share: cluster centres ``[C, D]`` and projections ``[D, D]`` of the head."""
 
     centres: Tensor
     query: Tensor
@@ -32,20 +32,20 @@ class Teacher(NamedTuple):
 
 @dataclass(frozen=True)
 class SoftmaxRegression:
-    r"""Approximate a head of causal softmax attention with fixed random projections.
+    r"""Approximation of a causal softmax attention head with fixed random projections.
 
-    A token belongs to one of C clusters, drawn uniformly and independently of the others::
+    Each token belongs to one of C clusters, drawn uniformly and independently::
 
         x_t = (μ_c + noise ε_t) / |μ_c + noise ε_t|,     μ_c, ε_t ~ N(0, I_D)
         o_t = Σ_{i<=t} softmax_i(q_t · k_i / τ) v_i,     q, k, v = Θ_q x, Θ_k x, Θ_v x,     τ = √D / 2
 
-    with entries of Θ from N(0, 1). Centres and projections belong to the seed, not to the split.
+    with entries of Θ from N(0, 1). Centres and projections depend on the seed, but not on the split.
 
     Attributes:
-        dim: D.
-        length: T.
-        clusters: C.
-        noise: spread of a cluster.
+        dim: Dimension D of the vectors.
+        length: Number of tokens T.
+        clusters: Number of clusters C.
+        noise: Standard deviation of the tokens of a cluster, before normalisation.
     """
 
     dim: int = 32
@@ -61,17 +61,16 @@ class SoftmaxRegression:
             raise ValueError(f"noise must be at least 0, got {self.noise}")
 
     def teacher(self, seed: int = 0) -> Teacher:
-        """Centres and projections."""
+        """Return centres and projections."""
         D, generator = self.dim, stream(seed, self, "teacher")
         shapes = (self.clusters, D), (D, D), (D, D), (D, D)
         with torch.device("cpu"):
             return Teacher(*(torch.randn(shape, generator=generator) for shape in shapes))
 
     def examples(self, count: int, split: str, seed: int = 0, device: str | torch.device = "cpu") -> Pairs:
-        """``count`` examples of a split; the first ones of a larger count are the same.
+        """Return ``count`` examples of a split; a larger count begins with the same examples.
 
-        The inputs are drawn on the CPU, whatever the device, and so are the same on all of them. The targets are
-        computed on the device.
+        The inputs are drawn on the CPU, so they are the same for every device. The targets are computed on the device.
         """
         teacher = self.teacher(seed)
 
@@ -85,7 +84,7 @@ class SoftmaxRegression:
 
 
 def attention_targets(inputs: Tensor, teacher: Teacher) -> Tensor:
-    """The head's outputs for ``inputs [N, T, D]``, computed in float64: no setting of matrix products reaches them."""
+    """Return the head's outputs for ``inputs [N, T, D]``, computed in float64, which no precision setting affects."""
     x = inputs.double()
     q, k, v = (x @ projection.to(x).T for projection in teacher[1:])
     logits = 2 / inputs.shape[-1] ** 0.5 * (q @ k.mT)  # q · k / τ with τ = √D / 2

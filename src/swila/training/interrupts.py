@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that wait for a step to end."""
+"""Ctrl-C and SIGTERM that let the current step complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupts(threading.Event):
-    """Set by the first Ctrl-C."""
+    """A flag that the first Ctrl-C sets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Interrupts(threading.Event):
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """For work with nothing to save: Ctrl-C sets the flag, and raises KeyboardInterrupt here and now."""
+        """For work with nothing to save: Ctrl-C sets the flag and raises KeyboardInterrupt at once."""
         if self.is_set():
             raise KeyboardInterrupt
         self.waits = False
@@ -29,14 +29,16 @@ class Interrupts(threading.Event):
 
 
 def terminate(number: int, frame: Any) -> None:
-    """A handler of SIGTERM that does what Ctrl-C does, also where that is ignored: in the background of a script."""
+    """Handle SIGTERM like Ctrl-C, also in background processes of a script, which ignore SIGINT."""
     raise KeyboardInterrupt
 
 
 @contextmanager
 def interrupts_as_flag() -> Iterator[Interrupts]:
-    """The first Ctrl-C, or SIGTERM if :func:`terminate` handles it, sets the flag, so that a step can end; the second
-    one interrupts at once."""
+    """Yield a flag that the first Ctrl-C sets, so that the current step can complete; the second interrupts at once.
+
+    SIGTERM counts as well if :func:`terminate` handles it. Handlers that the program installed stay in place.
+    """
     flag = Interrupts()
     if threading.current_thread() is not threading.main_thread():
         yield flag

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swila.experiments.loop import LegalPrediction, Regression, TokenPrediction, Trainer, TrainingConfig
-from swila.experiments.loop.objective import places_of
+from swila.experiments.loop.objective import positions_of
 from swila.models import RegressionModel, RegressionModelConfig, SyntheticModel, SyntheticModelConfig
 from swila.tasks import CDAR, IGNORE, Examples, RegBench, SoftmaxRegression
 from swila.training import RunDirectory
@@ -217,12 +217,12 @@ def test_a_known_number_of_labels_changes_no_number():
     assert torch.equal(*losses)
 
 
-def test_places_of_labels():
+def test_positions_of_labels():
     where = torch.tensor([[0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
-    places, there = places_of(where, 3)
+    places, there = positions_of(where, 3)
     assert there.tolist() == [[True] * 3, [True, False, False], [False] * 3, [True] * 3]
     assert [row[kept].tolist() for row, kept in zip(places, there, strict=True)] == [[1, 3, 4], [0], [], [0, 1, 2]]
-    assert places_of(where[:1], 2)[0].tolist() == [[1, 3]]
+    assert positions_of(where[:1], 2)[0].tolist() == [[1, 3]]
 
 
 def test_labels_that_are_missing_do_not_count():
