@@ -55,12 +55,12 @@ def timed(monkeypatch):
     def run(inputs):
         shapes = []
 
-        def entered(timing, operation, call, bandwidth):
+        def prepared(timing, operation, call, bandwidth):
             shapes.append(tuple(call["q"].shape[:3]))
             operation(**call)
             return timing, lambda: operation(**call), list(call.values()), None
 
-        monkeypatch.setattr(baselines, "_entered", entered)
+        monkeypatch.setattr(baselines, "_prepared", prepared)
         monkeypatch.setattr(baselines, "baseline_inputs", inputs)
         (timing,) = baselines.time_in_turns(SHAPE, "cpu", 2, 1.0, ("GDN",))
         assert shapes == [(2, 64, 2)], "warmed up at the shape that is timed"

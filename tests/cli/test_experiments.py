@@ -211,6 +211,25 @@ def test_broken_files_are_named_and_cost_no_other_run(swila, regression, tmp_pat
     assert "experiment.json must name an experiment and a preset, got nothing" in swila("plot", copy).stderr
 
 
+def test_an_incomplete_result_is_named(swila, regression, tmp_path, caplog):
+    copy = tmp_path / "runs"
+    shutil.copytree(regression[0], copy)
+    result = copy / "deltanet-H2-lr0.005-seed0" / "result.json"
+    complete = json.loads(result.read_text())
+    result.write_text(json.dumps({key: value for key, value in complete.items() if key not in ("best_step", "test")}))
+    message = f"{result} must be a complete result, but lacks best_step, test; delete it to resume the run"
+    arguments = "run", "softmax-regression", "--steps", 3, "--budget", 2, "--seeds", 1, "--jobs", 1, "--out", copy
+    again = swila(*arguments)
+    assert again.exit_code == 2
+    assert again.stderr == f"swila: {message}\n"
+    plotted = swila("plot", copy, "--out", tmp_path)
+    assert plotted.exit_code == 0, plotted.output
+    assert message in caplog.text
+    result.unlink()
+    assert swila(*arguments).exit_code == 0
+    assert json.loads(result.read_text())["test"] == pytest.approx(complete["test"])
+
+
 def test_a_saved_model_is_no_waiting_run(swila, tmp_path):
     (tmp_path / "checkpoint-500").mkdir()
     (tmp_path / "checkpoint-500" / "config.json").write_text('{"model_type": "llama"}')

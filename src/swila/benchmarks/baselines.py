@@ -120,8 +120,8 @@ def baseline_errors(name: str, shape: Shape, device: str) -> dict[str, float]:
     truth, _ = delta_rule(q, x["k"], x["v"], x["beta"], x.get("g"), backend="reference")
     expected = [truth, *torch.autograd.grad(truth, list(x.values()), weight.double().cpu())]
     names = ["output", *(f"d {key}" for key in call)]
-    pairs = zip(names, found, expected, strict=True)
-    return {name: ((a.double().cpu() - b).norm() / b.norm()).item() for name, a, b in pairs}
+    compared = zip(names, found, expected, strict=True)
+    return {what: ((a.double().cpu() - b).norm() / b.norm()).item() for what, a, b in compared}
 
 
 def baseline_refused(errors: dict[str, float]) -> str | None:
@@ -192,19 +192,19 @@ def time_in_turns(
         timings.append(timing)
         if refused is None:
             call = inputs_of(variant, shape, device)
-            work.append(_entered(timing, partial(switching_delta_rule, backend="cuda"), call, bandwidth))
+            work.append(_prepared(timing, partial(switching_delta_rule, backend="cuda"), call, bandwidth))
     for name in baselines if fla.unusable() is None else ():
         progress(f"{shape}: warming up and checking {name}, whose first autotuning takes minutes")
         timing = Timing(name)
         timings.append(timing)
         try:
-            entered = _entered(timing, *baseline_inputs(name, shape, device), bandwidth)
+            prepared = _prepared(timing, *baseline_inputs(name, shape, device), bandwidth)
             timing.errors = baseline_errors(name, shape, device)
             timing.refused = baseline_refused(timing.errors)
         except Exception as crash:
             timing.refused = f"crashed: {type(crash).__name__}: {crash}"
         if timing.refused is None:
-            work.append(entered)
+            work.append(prepared)
     for turn in range(repeats + 1):
         for timing, forward, leaves, weight in work:
             progress(f"{shape}: timing {timing.name}, turn {turn} of {repeats}")
@@ -223,7 +223,7 @@ def _forward_and_backward(forward: Callable[[], Tensor], leaves: list[Tensor], w
     torch.autograd.grad(forward(), leaves, weight)
 
 
-def _entered(
+def _prepared(
     timing: Timing, operation: Callable[..., Any], call: dict[str, Tensor], bandwidth: float
 ) -> tuple[Timing, Callable[[], Tensor], list[Tensor], Tensor]:
     def forward() -> Tensor:

@@ -72,7 +72,9 @@ def read_result(path: Path) -> RunResult | None:
         if not isinstance(result.get(key, {}), dict):
             raise ValueError(f"{path} must have an object as {key}, got {result[key]!r}")
     if missing := _missing(result):
-        raise ValueError(f"{path} must be a complete result, but lacks {', '.join(missing)}")
+        raise ValueError(
+            f"{path} must be a complete result, but lacks {', '.join(missing)}; delete it to resume the run"
+        )
     return cast(RunResult, result)
 
 
