@@ -174,7 +174,7 @@ class TrainingRun:
         return facts
 
     def load(self, path: Path) -> Any:
-        """Return the model with the weights of a run directory, on the CPU: the chosen weights, or else the last ones."""
+        """Return the model with the weights of a run directory, on the CPU: the chosen weights, or else the last."""
         checkpoint = RunDirectory(path).load_checkpoint()
         if checkpoint is None:
             raise ValueError(f"{path} has no checkpoint yet")
