@@ -28,7 +28,7 @@ def test_kernels_are_compared_with_gated_deltanet(records):
             times = {"plain": 1.0, "temporal": 3.0 + i / 10, "gated": 8.0, "GDN": 4.0}
             timing["total_ms"] = times.get(timing["name"], 1.0)
     assert total_ratios(records["op-cuda"], "gated", "GDN") == [2.0] * len(records["op-cuda"]["shapes"])
-    told = "take 0.25× (plain), 0.75–0.82× (temporal) and 2.00× (gated) the time of flash-linear-attention's Gated"
+    told = "take 0.25× (plain SwiLA), 0.75–0.82× (Temporal SwiLA) and 2.00× (SwiLA with a decay per key dim) the time"
     assert told in facts(records)["kernels"]
 
 
@@ -38,7 +38,7 @@ def test_decoding_is_compared_with_transformers(records):
         row["token_ms"] = {"swila": 10.0, "swila, compiled": 5.0, "transformers": 80.0 if i else 40.0}
     assert speedups(records["generate-cuda"], "swila") == [4.0] + [8.0] * (len(timings) - 1)
     told = facts(records)["decoding"]
-    assert "needs 4.0–8.0 times less time per token" in told
+    assert "takes 4.0–8.0 times less time per token" in told
     assert (
         "and 8.0–16.0 times less with `compile=True` (6 models of 374M parameters, batch sizes 1 and 64, H200" in told
     )
@@ -47,7 +47,7 @@ def test_decoding_is_compared_with_transformers(records):
 def test_recall_counts_seeds(records):
     for row in records["cdar-tiny"]["rows"]:
         row["solved"] = {"temporal-swila": 3, "swila": 2, "deltanet": 1}[row["model"]]
-    told = "accuracy of 0.99 is 3 of 5 for Temporal SwiLA, 2 of 5 for SwiLA and 1 of 5 for DeltaNet, all with the same"
+    told = "with the same state size: Temporal SwiLA 3 of 5 seeds, SwiLA 2 of 5 seeds, DeltaNet 1 of 5 seeds"
     assert told in facts(records)["recall"]
     records["cdar-tiny"]["rows"][0]["state"] += 1
     with pytest.raises(AssertionError, match="one state size"):

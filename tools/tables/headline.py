@@ -11,6 +11,8 @@ from tools.tables.wording import listed, span
 
 from swila.experiments.catalogue import title
 
+VARIANTS = {"plain": "plain SwiLA", "temporal": "Temporal SwiLA", "gated": "SwiLA with a decay per key dim"}
+
 
 def headline(op: dict[str, Any], generation: dict[str, Any], cdar: dict[str, Any]) -> str:
     """Markdown: a bullet each on training speed, decoding speed and recall.
@@ -24,11 +26,11 @@ def headline(op: dict[str, Any], generation: dict[str, Any], cdar: dict[str, Any
 
 
 def _kernels(record: dict[str, Any]) -> str:
-    ratios = {name: total_ratios(record, name, "GDN") for name in ("plain", "temporal", "gated")}
-    told = [f"{span(found, '.2f')}× ({name})" for name, found in ratios.items()]
+    ratios = {name: span(total_ratios(record, name, "GDN"), ".2f") for name in VARIANTS}
+    told = [f"{ratios[name]}× ({words})" for name, words in VARIANTS.items()]
     return (
-        f"**CUDA kernels.** On an {_gpu(record)}, forward and backward together take {listed(told)} the time of "
-        "flash-linear-attention's Gated DeltaNet with the same state size ([all ratios](#speed))."
+        f"**CUDA kernels.** On an {_gpu(record)}, forward and backward of the operation take {listed(told)} the time "
+        "of flash-linear-attention's Gated DeltaNet with the same state size ([all ratios](#speed))."
     )
 
 
@@ -38,7 +40,7 @@ def _decoding(record: dict[str, Any]) -> str:
     batches = sorted({row["batch"] for row in record["timings"]})
     plain, compiled = (span(speedups(record, way), ".1f") for way in ("swila", "swila, compiled"))
     return (
-        f"**Decoding.** `swila.generate` needs {plain} times less time per token than transformers' `generate` on the "
+        f"**Decoding.** `swila.generate` takes {plain} times less time per token than transformers' `generate` for the "
         f"same model, and {compiled} times less with `compile=True` ({len(models)} models of 374M parameters, batch "
         f"sizes {listed(map(str, batches))}, {_gpu(record)}; [table](docs/benchmarks.md#generation))."
     )
@@ -46,11 +48,10 @@ def _decoding(record: dict[str, Any]) -> str:
 
 def _recall(record: dict[str, Any]) -> str:
     assert len({row["state"] for row in record["rows"]}) == 1, "models of one state size are compared"
-    told = [f"{row['solved']} of {row['runs']} for {title(row['model'])}" for row in record["rows"]]
+    told = [f"{title(row['model'])} {row['solved']} of {row['runs']} seeds" for row in record["rows"]]
     return (
-        "**Recall that depends on context.** On a small task in which the value of a key depends on the context, the "
-        f"number of seeds that pass an accuracy of {SOLVED} is {listed(told)}, all with the same state size "
-        "([below](#what-the-mixtures-are-for))."
+        "**Recall that depends on context.** A small task in which the value of a key depends on the context, solved "
+        f"(accuracy above {SOLVED}) with the same state size: {', '.join(told)} ([below](#what-the-mixtures-are-for))."
     )
 
 

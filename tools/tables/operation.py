@@ -121,9 +121,10 @@ def _setting(record: dict[str, Any]) -> str:
     J, K, V = size["J"], size["K"], size["V"]
     width = round((J * K * V) ** 0.5)
     return (
-        f"SwiLA has K = {K}, V = {V} and J = {J}; gated means a decay per key dim. The baselines are "
-        f"flash-linear-attention's kernels with head dim {width}, in bfloat16. Both states have {J * K * V:,} scalars "
-        f"per head; temporal SwiLA also carries r and ρ, {J * V} scalars each per head ({2 / K:.1%} more)."
+        f"SwiLA has K = {K}, V = {V} and J = {J}; gated means a decay per key dim. The baselines Gated DeltaNet (GDN), "
+        f"DeltaNet and KDA are flash-linear-attention's kernels with head dim {width}. q, k and v are bfloat16. Both "
+        f"states have {J * K * V:,} scalars per head; temporal SwiLA also carries r and ρ, {J * V} scalars each per "
+        f"head ({2 / K:.1%} more)."
     )
 
 
