@@ -193,3 +193,15 @@ def test_no_picture_of_a_diverged_run(tmp_path):
     directory = RunDirectory(tmp_path / runs[0].name, runs[0].config())
     directory.finish(directory.result | {"status": "diverged"})
     assert draw_routing(runs, tmp_path, tmp_path) == []
+
+
+def test_no_picture_of_other_contexts_in_every_sequence(tmp_path, caplog):
+    """With a pool of contexts no mixture belongs to one of them."""
+    task = CDAR(vocab_size=64, num_contexts=3, num_keys=2, length=32, context_pool=9)
+    runs = [
+        replace(run, task=task, model=replace(run.model, vocab_size=64), train_examples=64, test_examples=20)
+        for run in make_runs("tiny", ["swila"], seeds=[0], steps=1)
+    ]
+    run_all(runs, tmp_path, tensorboard=False)
+    assert draw_routing(runs, tmp_path, tmp_path) == []
+    assert "needs the same contexts in all sequences, at most 8, got 3 of 9" in caplog.text

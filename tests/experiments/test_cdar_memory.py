@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swila.experiments.cdar.memory import _not_written, kinds_of_tokens, memory_report
-from swila.experiments.cdar.presets import make_runs
+from swila.experiments.cdar.runs import make_runs
 from swila.models import SyntheticModel
 from swila.tasks import CDAR, IGNORE
 

@@ -115,6 +115,8 @@ def test_shares_by_context():
     trace = torch.tensor([[0.1, 0.9, 0.3, 0.5, 1.0]])[:, :, None, None, None]
     context = torch.tensor([[1, 2, 1, -1, 2]])
     assert shares_by_context(trace, context, 2).flatten().tolist() == pytest.approx([0.2, 0.95])
+    with pytest.raises(ValueError, match="context must be numbered from 1 to num_contexts = 1, got 2"):
+        shares_by_context(trace, context, 1)
 
 
 def test_the_cache_of_attention_grows_with_the_task():

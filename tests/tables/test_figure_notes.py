@@ -4,7 +4,7 @@ import json
 
 from claims import ROOT
 
-from swila.experiments.record import lengths
+from swila.experiments.record import lengths, trials
 from swila.experiments.regbench.figures import about as regbench_about
 from swila.experiments.softmax_regression import figures as softmax_regression_figures
 
@@ -16,6 +16,11 @@ def test_how_long_and_on_how_much_runs_were_trained():
     assert lengths([run | {"planned_steps": 10}], "automata") == ["6,400 training automata", "1 epoch"]
     assert lengths([run, run | {"train_examples": 64}], "examples") == ["10 epochs"]
     assert lengths([], "examples") == lengths([{"name": "of an earlier version"}], "examples") == []
+    run = {"model": "swila", "size": "H1", "lr": 0.01}
+    assert trials([run, run]) == ["learning rate 0.01", "2 seeds"]
+    assert trials([run, run | {"lr": 0.1}]) == ["learning rates 0.01, 0.1", "1 seed"]
+    assert trials([run, run, run | {"lr": 0.1}]) == ["learning rates 0.01, 0.1", "up to 2 seeds"]
+    assert trials([]) == []
 
 
 def test_figures_of_regbench_carry_sizes_and_epochs():

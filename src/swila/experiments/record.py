@@ -6,6 +6,7 @@ record and nothing else. Every experiment adds the type of its own rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
@@ -169,8 +170,9 @@ def trials(runs: Iterable[RunRecord]) -> list[str]:
     rates = sorted({run["lr"] for run in tried})
     if not rates:
         return []
-    seeds = len({run["seed"] for run in tried})
+    seeds = Counter((run["model"], run.get("size"), run.get("variant"), run["lr"]) for run in tried).values()
+    most = max(seeds)
     return [
         f"learning rate{'' if len(rates) == 1 else 's'} {', '.join(f'{rate:g}' for rate in rates)}",
-        f"{seeds} seed{'' if seeds == 1 else 's'}" if seeds == 1 else f"up to {seeds} seeds",
+        f"{'' if most == min(seeds) else 'up to '}{most} seed{'' if most == 1 else 's'}",
     ]

@@ -61,11 +61,11 @@ def label_ends(axis: Axes, ends: Sequence[End]) -> None:
     The limits of the axis must be final.
     """
     low, high = axis.get_ylim()
-    heights = spread([end.y for end in ends], gap=0.07 * (high - low), bottom=low, top=high)
+    heights = spread([end.y for end in ends], gap=0.07 * (high - low), bottom=low, top=high - 0.02 * (high - low))
     for end, height in zip(ends, heights, strict=True):
         leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "alpha": 0.7, "relpos": (0, 0.5)}
         axis.annotate(
-            end.label, (end.x, end.y), (1.06, height), xycoords=moved(axis, end.shift),
+            end.label, (end.x, end.y), (1.08, height), xycoords=moved(axis, end.shift),
             textcoords=axis.get_yaxis_transform(), va="center", color=ink(end.colour),
             weight="bold" if end.bold else "normal", annotation_clip=False,
             arrowprops=leader | {"shrinkA": 1, "shrinkB": 3},

@@ -86,4 +86,7 @@ def about(record: Record[RecallRow], runs: Sequence[RunRecord], title: str) -> A
 
 def task(record: Record[RecallRow]) -> list[str]:
     """Size of the task in words, beside what the title says."""
-    return [f"vocabulary of {record['task']['vocab_size']:,} tokens", "accuracy on held-out test examples"]
+    return [
+        f"vocabulary of {record['task']['vocab_size']:,} tokens",
+        "accuracy of a run: its best evaluation on the test examples",
+    ]

@@ -10,6 +10,9 @@ from swila.experiments.record import Record, RunRecord, lengths, trials
 from swila.experiments.regbench.summary import RegBenchRow
 from swila.plots import About, Curve, progress_figure, sample_efficiency
 
+ACCURACY = "accuracy: share of predicted symbols that the automaton allows"
+DISTANCE = "total variation: distance between the predicted and the automaton's distribution of the next symbol"
+
 
 def draw(record: Record[RegBenchRow], out: Path, directory: Path | None = None) -> list[list[Path]]:
     """Draw accuracy, total variation, and validation accuracy over the epochs."""
@@ -33,7 +36,7 @@ def draw(record: Record[RegBenchRow], out: Path, directory: Path | None = None) 
             distance,
             LOOKS,
             {name: found["tv"] for name, found in yardsticks.items()},
-            about(record, shown, "RegBench: distance from the automaton's next-symbol distribution"),
+            about(record, shown, "RegBench", DISTANCE),
             out / "total-variation",
             score="total variation",
             better="lower",
@@ -65,17 +68,19 @@ def _curves(record: Record[RegBenchRow], runs: Sequence[RunRecord]) -> dict[str,
     return panels
 
 
-def about(record: Record[RegBenchRow], runs: Sequence[RunRecord], title: str) -> About:
+def about(record: Record[RegBenchRow], runs: Sequence[RunRecord], title: str, score: str = ACCURACY) -> About:
     """The caption of a figure of some runs: the task and the training budget."""
     task, sizes = record["task"], {(run["num_layers"], run["hidden_size"]) for run in runs}
     low, high = ({what: task[what][end] for what in ("states", "alphabet")} for end in (0, 1))
     size = [
         f"automata of {low['states']}–{high['states']} states and {low['alphabet']}–{high['alphabet']} symbols",
-        "accuracy: share of predictions that the automaton allows, on automata held out",
+        score,
+        "test and validation automata are held out",
     ]
     training = [f"{layers} layers of width {width}" for layers, width in sorted(sizes)]
     training += [*(f"up to {length}" for length in lengths(runs, "automata")[-1:]), *trials(runs)]
-    training.append("learning rate and weights chosen by validation loss")
+    several = len({run["lr"] for run in runs}) > 1
+    training.append(f"{'learning rate and weights' if several else 'weights'} chosen by validation loss")
     if early := sum(run["status"] == "stopped" for run in runs):
         training.append(f"{early} of {len(runs)} runs stopped early, without a lower validation loss for some epochs")
     return About(title, size, training)
