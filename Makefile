@@ -5,7 +5,7 @@ WORKERS ?= 14
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu sanitize mutants lint format tables clean
+.PHONY: help run test test-gpu sanitize mutants lint format tables figures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ format: $(READY)  ## rewrite to the project's style
 
 tables: $(READY)  ## check where results/ come from, and rewrite the tables of README and docs from them
 	@$(BIN)/python -m tools.tables
+
+figures: $(READY)  ## draw the figures of README and docs from results/
+	@$(BIN)/python -m tools.figures
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,51 @@
+"""``python -m tools.figures``: draw the figures of README and docs from the results files.
+
+The pictures of the routing are not among them: they need the weights of a run. ``swila run cdar --preset tiny`` draws
+``cdar-tiny-routing.png`` as ``routing.png``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from swila.experiments.registry import EXPERIMENTS
+
+# results file -> figure of the experiment -> image of the docs
+IMAGES = {
+    "softmax-regression": {
+        "state-size": "softmax-regression-state-size",
+        "all-configurations": "softmax-regression-all-configurations",
+    },
+    "regbench": {
+        "accuracy": "regbench-accuracy",
+        "total-variation": "regbench-total-variation",
+        "progress": "regbench-progress",
+    },
+    "cdar-paper": {"accuracy": "cdar-paper-accuracy", "state-size": "cdar-paper-state-size"},
+    "cdar-tiny": {"accuracy": "cdar-tiny-accuracy"},
+    "cdar-tiny-sizes": {"state-size": "cdar-tiny-state-size"},
+}
+FROM_WEIGHTS = ("cdar-tiny-routing", "cdar-paper-routing")
+
+
+def draw(root: Path) -> list[Path]:
+    """Draw all images of a repository from its results files; returns their paths."""
+    written = []
+    for results, images in IMAGES.items():
+        record = json.loads((root / "results" / f"{results}.json").read_text())
+        with tempfile.TemporaryDirectory() as directory:
+            EXPERIMENTS[record["experiment"]].draw(record, Path(directory), None)
+            for figure, image in images.items():
+                target = root / "docs" / "images" / f"{image}.png"
+                shutil.copyfile(Path(directory) / f"{figure}.png", target)
+                written.append(target)
+    return written
+
+
+if __name__ == "__main__":
+    for path in draw(Path()):
+        sys.stdout.write(f"{path}\n")
