@@ -34,7 +34,7 @@ def under_which(record: dict[str, Any]) -> str:
     """Number and duration of the runs, names of the unfinished ones, and the conditions."""
     runs = record["runs"].values()
     seconds = [run["seconds"] for run in runs if "seconds" in run]
-    begun = [run["name"] for run in runs if "best" not in run and run["curve"]]
+    begun = [run["name"] for run in runs if "best" not in run and run.get("step")]
     unfinished = f" Unfinished: {', '.join(begun)}." if begun else ""
     lengths = f"{min(seconds):.0f} to {max(seconds):.0f} s each"
     return f"{len(seconds)} finished runs of {lengths}, several at a time.{unfinished} {conditions(record)}."

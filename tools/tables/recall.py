@@ -130,7 +130,7 @@ def _cell(row: dict[str, Any] | None, runs: dict[str, Any]) -> str:
         return ""
     cache = f", cache {power(row['state'])}" if has_cache(row["model"]) else ""
     if row["best"] is None:
-        begun = [runs[name]["curve"][-1] for name in row["unfinished"] if runs[name]["curve"]]
+        begun = [runs[name]["curve"][-1] for name in row["unfinished"] if runs[name].get("curve")]
         if not begun:
             return "unfinished" + cache
         step, score = max(begun)
