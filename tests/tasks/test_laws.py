@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from swila.random_streams import stream
 from swila.tasks import CDAR, IGNORE, MQAR, RegBench, SoftmaxRegression
 from swila.tasks.examples import distinct, shuffled
+from swila.tasks.streams import stream
 
 PERMUTATIONS = list(itertools.permutations(range(3)))
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from swila.random_streams import stream
 from swila.tasks import IGNORE, MQAR
 from swila.tasks.examples import power_law_slots
+from swila.tasks.streams import stream
 
 
 def test_every_example_makes_sense():

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.utils.data
 
-from swila.random_streams import stream
 from swila.tasks import IGNORE, AutomatonExamples, RegBench, legality, ngram_distribution, total_variation
 from swila.tasks.automata import canonical
+from swila.tasks.streams import stream
 
 SMALL = RegBench((3, 5), (2, 4), (1, 2), (1, 4), (2, 6), symbols=6, held_out=40)
 TIGHT = RegBench((3, 4), (2, 2), (1, 2), (2, 3), (1, 5), symbols=3, held_out=40)

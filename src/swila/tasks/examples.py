@@ -9,7 +9,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from swila.random_streams import stream
+from swila.tasks.streams import stream
 
 IGNORE = -100  # label of positions without a loss or a score, as in torch's cross_entropy
 

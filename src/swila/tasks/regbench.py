@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from swila.random_streams import stream
 from swila.tasks.automata import canonical, sorted_edges
 from swila.tasks.examples import IGNORE, Examples
+from swila.tasks.streams import stream
 
 BLOCK = 512  # number of automata, and of problems, drawn at a time
 SPLITS = ("test", "val", "train")  # each excludes the automata of those before it

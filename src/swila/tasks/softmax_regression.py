@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from swila.random_streams import stream
 from swila.tasks.examples import ExampleTensors, draw
+from swila.tasks.streams import stream
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import torch
 
 from swila.experiments.loop.batches import ShuffledBatches, order_of_examples
-from swila.random_streams import stream
 from swila.tasks import CDAR
+from swila.tasks.streams import stream
 
 
 def test_every_epoch_has_every_example_once():

@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from swila.random_streams import stream
 from swila.tasks import ExampleTensors
+from swila.tasks.streams import stream
 
 E = TypeVar("E", bound=ExampleTensors)
 

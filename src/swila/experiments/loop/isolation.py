@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from swila.random_streams import stream
+from swila.tasks.streams import stream
 from swila.training.precision import matmul_precision
 
 
