@@ -278,7 +278,7 @@ def decode(device: str, repeats: int, bandwidth: float) -> dict[str, float]:
     return {"ms": found, "floor_ms": floor, "ratio": found / floor}
 
 
-HEADINGS = ("", "forward ms", "× bytes", "forward + backward ms", "× bytes", "peak GB", "kept / inputs")
+HEADINGS = ("", "forward ms", "/ copy", "forward + backward ms", "/ copy", "peak GB", "saved / inputs")
 
 
 def cells(timing: dict[str, Any]) -> tuple[str, ...]:

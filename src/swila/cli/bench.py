@@ -265,9 +265,9 @@ def _against_baselines(shape: str | None, device: str, repeats: int, names: list
         console.print(table)
     step = record["decode"]
     console.print(
-        f"decode step, state read and written once: {step['ms'] * 1e3:.0f} µs, [bold]{step['ratio']:.2f}[/] × bytes"
+        f"decode step: {step['ms'] * 1e3:.0f} µs, [bold]{step['ratio']:.2f}[/] times reading and writing the state once"
     )
-    console.print("× bytes: time / time to move inputs, outputs and gradients once at the bandwidth of a copy")
+    console.print("/ copy: time over that of moving inputs, outputs and gradients once, at the bandwidth of a copy")
     console.print(f"written to {path}")
     if any(row["refused"] for found in record["shapes"] for row in found["timings"]):
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Something by its name, or an error that says what there is."""
+"""Lookup by name, with an error that lists the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend that serves a call: the call checked, a backend chosen, and both remembered for calls alike."""
+"""The backend that serves a call: checks the call, chooses a backend, and caches the choice by description."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from swila.ops.backends import Backend, choose_backend, registered_backends
 from swila.ops.call import Inputs, Options, Problem
 from swila.ops.validation import check_call
 
-_MOST = 4096  # descriptions to remember
+_MOST = 4096  # cached descriptions
 _chosen: dict[Hashable, Backend] = {}
 
 
 def serving_backend(x: Inputs, options: Options, name: str, needs_grad: bool, step: bool = False) -> Backend:
-    """The backend of a call, which is checked; ValueError where the call is wrong or no backend serves it.
+    """The backend of a call; ValueError if the call is invalid or no backend serves it.
 
-    A call that is described by the same shapes, dtypes, devices and options as one before gets the same answer without
-    being looked at again: the checks and the choice depend on nothing else. Values are not part of it
-    (:func:`~swila.ops.validation.check_values`).
+    The checks and the choice depend only on shapes, dtypes, devices and options. The result is cached by them, so that
+    repeated calls are not checked again. Values are checked elsewhere (:func:`~swila.ops.validation.check_values`).
 
     Args:
         x: Tensors of the call.
@@ -33,7 +32,7 @@ def serving_backend(x: Inputs, options: Options, name: str, needs_grad: bool, st
             *[None if t is None else (t.shape, t.dtype, t.device, t.layout) for t in x],
         )  # fmt: skip
         found = _chosen.get(key)
-    except (TypeError, AttributeError):  # sizes of a tracer, which do not hash; or arguments that the checks refuse
+    except (TypeError, AttributeError):  # symbolic sizes, which do not hash; or invalid arguments
         key, found = None, None
     if found is None:
         check_call(x, options)
