@@ -79,31 +79,6 @@ struct ChunkPieces {
   }
 };
 
-// Sums of the warps' parts of dq and dk, to memory.
-DEVICE void store_sums(const Arguments& a, const char* parts, i64 t0, i64 head, int vt, int valid) {
-  constexpr int PAIRS = 2 * C * K / 2;
-  const u32 thread = thread_again();
-#pragma unroll
-  for (int from = 0; from < PAIRS; from += NT) {
-    const u32 i = from + thread, which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
-    if (PAIRS % NT != 0 && i >= PAIRS) continue;
-    float x = 0.f, y = 0.f;
-#pragma unroll
-    for (int w = 0; w < NW; w++) {
-      float2_ z = *(const float2_*)(parts + w * WARP_BYTES + ((which * C + t) * SUM_ROW + dim) * 4);
-      x += z.x[0], y += z.x[1];
-    }
-    if ((int)t >= valid) continue;
-    const i64 place = ((t0 + t) * a.H + head) * K + dim;
-    if constexpr (VT == 1) {
-      store2((which ? a.dk : a.dq) + place, x, y);
-    } else {
-      const i64 tokens = a.bounds ? a.T : a.N * a.T;
-      store2(a.partial + (which * VT + vt) * tokens * a.H * K + place, x, y);
-    }
-  }
-}
-
 // What a lane has of each token of its column: in registers, or in a tile where these are short.
 struct InRegisters {
   float x[C];
@@ -120,7 +95,7 @@ template <> struct PerToken<true> { typedef InRegisters type; };
 
 // The tiles of a warp's chunk: inputs, with gradients in their place later; the rest for exchange.
 struct Tiles {
-  char* stage;
+  char* const& stage;  // a reference: with a copy the compiler computes the addresses in it anew
   float *u, *a, *error, *r, *prior;
   char *du, *ds;
 };
@@ -142,3 +117,70 @@ template <class T> DEVICE void put_sums(char* tile, const Place& p, int t, const
 template <class T, int TOKEN = J * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
   if (p.alive) store((T*)(tile + t * TOKEN + p.j * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
 }
+
+// The head, the tokens and the output dims of a block, and the rows of a warp in what is kept; the same for all chunks.
+struct Work {
+  i64 block, H, T, head, unit, at;  // unit: sequence and head; at: the lane's column in r and rho
+  Span span;
+  i64 warp_unit, warp_units, chunks;
+  int vt, first;             // block of output dims; first output dim of the warp
+  DEVICE Work(const Arguments& a, const Place& p) : block(blockIdx.x), H(a.H), T(a.T) {
+    vt = (int)(block % VT), first = vt * VB + p.warp * DPW;
+    head = block / VT % H;
+    span = sequence(a.bounds, block / VT / H, T);
+    unit = span.n * H + head, at = (unit * J + p.j) * V + first + p.d;
+    warp_unit = (head * VT + vt) * NW + p.warp, warp_units = H * VT * NW;
+    chunks = (span.end - span.begin + C - 1) / C;
+  }
+  DEVICE int valid(i64 chunk) const {  // number of its tokens; 0 before the first chunk
+    i64 left = span.end - span.begin - chunk * C;
+    return chunk < 0 ? 0 : left < C ? (int)left : C;
+  }
+  DEVICE i64 chunk_unit(const Arguments& a, i64 chunk) const { return chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit; }
+};
+
+// Start copying the inputs of a chunk, and c without a decay, into a stage; zeros for a chunk before the first.
+DEVICE void fetch_stage(const Arguments& a, const Work& w, char* s, i64 chunk, const Place& p) {
+  const int valid = w.valid(chunk);
+  const ChunkPieces pieces(w.H, thread_again());
+  i64 row = (w.span.begin + chunk * C) * w.H + w.head, wide = row * J * V + w.vt * VB, narrow = row * V + w.vt * VB;
+  if constexpr (BY_KEY) {
+    fetch_prepared(s + STAGE_READY, a.prepared, chunk < 0 ? 0 : chunk_row(a.bounds, w.span, chunk, w.T) * w.H + w.head, chunk >= 0);
+  } else {
+    pieces.keys.copy(s + STAGE_K, a.k + row * K, valid);
+    pieces.keys.copy(s + STAGE_Q, a.q + row * K, valid);
+  }
+  pieces.values.copy(s + STAGE_O, a.dout + narrow, valid);
+  pieces.values.copy(s + STAGE_V, a.v + narrow, valid);
+  pieces.rates.copy(s + STAGE_BETA, a.beta + wide, valid);
+  pieces.key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
+  pieces.query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
+  if (KEY_GATE) pieces.gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
+  if (QUERY_GATE) pieces.gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
+  if constexpr (BY_COLUMN) {
+    fetch_decay(pieces.decays, s + STAGE_D, a.decay, row, w.vt, valid);
+  } else if constexpr (!BY_KEY) {
+    const uint4_* c = a.kept_c + (chunk < 0 ? 0 : w.chunk_unit(a, chunk) * NS * 64 + p.lane);
+#pragma unroll
+    for (int i = 0; i < NS * 2; i++)
+      copy_async(s + STAGE_C + (p.warp * NS + i / 2) * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16, c + i * 32, chunk >= 0);
+  }
+  copy_commit();
+}
+
+// Keys and queries of a chunk as operands of products: tiles [16 tokens, K], or with a decay by key dim the prepared ones.
+constexpr int KEY_ROW = RAW ? X_ROW : OPERAND_ROW;
+struct Operands {
+  const char *k, *q;
+  KeyDecay decay;
+  DEVICE Operands(char* stage, char* converted) : k(stage + STAGE_K), q(stage + STAGE_Q) {
+    if constexpr (BY_KEY) {
+      decay = key_decay_at(stage + STAGE_READY);
+    } else if constexpr (!RAW) {
+      as_operands(converted, k);
+      as_operands(converted + NS * OPERAND_TILE, q);
+      sync_block();
+      k = converted, q = converted + NS * OPERAND_TILE;
+    }
+  }
+};

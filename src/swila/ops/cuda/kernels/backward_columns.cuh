@@ -1,12 +1,13 @@
 // The backward of a decay by output dim or by head: each lane decays its own column, token by token.
 #pragma once
-#include "backward.cuh"
+#include "backward_errors.cuh"
 
 // Of a lane's column, over the tokens of a chunk.
 struct DecayedColumn {
   float ku[C], qs[C], alpha[C], written[C];  // k · W and q · W with the state at the chunk's start, decays, and c
   float X[C], Y[C], du[C];                   // dS and du of the later tokens, decayed back to the token at hand; and du itself
   float flow[C], to_end;                     // what passes each token's decay, as differences; the decay to the chunk's end
+  float gk[C];                               // key gates
 
   DEVICE void load(const Arguments& a, const float (&U)[4][4], const float (&S)[4][4], float* tile, const char* decays, i64 kept,
                    i64 row, int valid, const Place& p) {
@@ -40,6 +41,18 @@ struct DecayedColumn {
 #pragma unroll
       for (int i = 0; i <= t; i++) read[t] += P[t * C + i] * w[i];
     }
+  }
+  // Errors δ = v - u, priors and responsibilities, as the forward had them, and what each token reads.
+  DEVICE void errors(const Tiles& tiles, Column& read, Column& delta, Column& r, Column& pi, float r_before, const Place& p) {
+    float u[C], v[C], prior[C], last = r_before;
+    predict(u, read, tiles.a, tiles.a + C * C);
+    load_column<TX, 1>(v, tiles.stage + STAGE_V, p);
+#pragma unroll
+    for (int t = 0; t < C; t++) delta[t] = (DEAD && !p.alive ? 0.f : v[t]) - u[t];
+    if constexpr (KEY_GATE || !NORMALIZE) load_prior(prior, tiles.stage + STAGE_LK, tiles.u, p); else load_column<TB, J>(prior, tiles.stage + STAGE_LK, p);
+    if (KEY_GATE) load_column<TB, 1>(gk, tiles.stage + STAGE_GK, p);
+#pragma unroll
+    for (int t = 0; t < C; t++) pi[t] = prior[t], r[t] = last = share_of(delta[t], prior[t], gk[t], last, p);
   }
   // The substitution in reverse, with e0 = k · dW; `adjoint` makes du of a token's adjoint e of what it wrote.
   template <class Adjoint>
@@ -102,6 +115,15 @@ struct DecayedColumn {
     }
 #pragma unroll
     for (int t = C - 2; t >= 0; t--) flow[t] += flow[t + 1];
+  }
+  // To where the gradient of the decay is taken from: by output dim a tile, by head memory.
+  DEVICE void put_flow(const Arguments& a, char* tile, const Work& w, i64 t0, int valid, const Place& p) const {
+#pragma unroll
+    for (int t = 0; t < C; t++) {
+      if constexpr (DECAY == 2) put_gradient<TD>(tile, p, t, flow[t]);
+      if (DECAY == 3 && p.alive && t < valid)
+        ((float*)a.ddecay)[(((t0 + t) * w.H + w.head) * J + p.j) * V + w.first + p.d] = flow[t];
+    }
   }
   // dA and dP, level by level: tiles of readers and writers, decayed to where their block is split.
   DEVICE void grams(float (&da)[2][4], float (&dp)[2][4], const float (&dS)[C], char* one_tile, char* two_tile, const Place& p) const {

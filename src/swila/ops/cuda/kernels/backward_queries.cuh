@@ -103,3 +103,15 @@ DEVICE void mix_by_token(const Tiles& tiles, float (&S)[4][4], const Place& p) {
       }
     }
 }
+// dS as operands [16 columns, 16 tokens], from its tile, or from S, which has become dS, into the tile.
+DEVICE void ds_operands(A16 (&ds_columns)[2], const float (&S)[4][4], const Tiles& tiles, const Place& p) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if constexpr (LANE_MIX) {
+      ds_columns[i] = load_columns_operand(tiles.ds, i * 16, p.lane);
+    } else {
+      ds_columns[i] = stacked(as_columns(S[2 * i]), as_columns(S[2 * i + 1]));
+      put_columns_operand(tiles.ds, ds_columns[i], i * 16, p);
+    }
+  }
+}

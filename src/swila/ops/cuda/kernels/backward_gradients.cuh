@@ -1,0 +1,135 @@
+// Gradients of queries and keys, and the adjoint of the state at the chunk's start, once du and dS of the chunk are known:
+//   dA = du c^T below the diagonal      dP = dS c^T on and below it
+//   dq = dS W + dP k                    dk = du W + (dA + dA^T) k + dP^T q + c dW'
+//   dW = Γ_C dW' + Σ_t du_t ⊗ Γ_t k_t + dS_t ⊗ Γ_t q_t
+#pragma once
+#include "backward_state.cuh"
+
+// du, dS and c of a warp as operands [16 tokens, 16 columns], whose columns are summed over.
+struct TokenOperands {
+  A16 c[2], du[2], ds[2];
+  DEVICE TokenOperands(const char* c_tile, const Tiles& tiles, const Place& p) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      ds[i] = load_tokens_operand(tiles.ds, i * 16, p.lane);
+      c[i] = load_tokens_operand(c_tile, i * 16, p.lane);
+      du[i] = load_tokens_operand(tiles.du, i * 16, p.lane);
+    }
+  }
+};
+// dA and dP as operands, and their transposes.
+struct GramAdjoints {
+  A16 da, da_t, dp, dp_t;
+  DEVICE GramAdjoints(const float (&x)[2][4], const float (&y)[2][4])
+      : da(as_rows(x[0], x[1])), da_t(stacked(as_columns(x[0]), as_columns(x[1]))), dp(as_rows(y[0], y[1])),
+        dp_t(stacked(as_columns(y[0]), as_columns(y[1]))) {}
+};
+// With a decay by column, dA and dP are given: gram_a and gram_p, from DecayedColumn::grams.
+DEVICE GramAdjoints gram_adjoints(const TokenOperands& o, const float (&gram_a)[2][4], const float (&gram_p)[2][4], const Place& p) {
+  float x[2][4] = {}, y[2][4] = {};
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) product(x[h], o.du[i], half_of(o.c[i], h)), product(y[h], o.ds[i], half_of(o.c[i], h));
+  mask(x, 1, p), mask(y, 0, p);
+  if constexpr (BY_COLUMN) {
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) x[h][i] = gram_a[h][i], y[h][i] = gram_p[h][i];
+  }
+  return GramAdjoints(x, y);
+}
+
+// Without a decay by key dim: this warp's part of dq and dk into `sums`, eight key dims at a time, and dW in place of dW'.
+DEVICE void state_gradients(float (&dW)[2][KT][4], float* sums, const State& state, const Arguments& a, i64 chunk_unit, const Operands& x,
+                            const TokenOperands& o, const GramAdjoints& g, const A16 (&du_columns)[2], const A16 (&ds_columns)[2],
+                            const float* across_tile, const Place& p) {
+  float across[2][2];  // by column: Γ_C of this lane's rows of the state
+  if constexpr (BY_COLUMN) {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) across[i][h] = across_tile[i * 16 + h * 8 + p.row];
+  }
+  sync_warp();
+#pragma unroll
+  for (int ks = 0; ks < KS; ks++) {
+    B16 kb[2], qb[2];
+    load_transposed(kb[0], kb[1], x.k, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
+    load_transposed(qb[0], qb[1], x.q, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int kt = 2 * ks + h;
+      float dq[4] = {}, dk[4] = {};
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        B16 wt;
+        if constexpr (BY_COLUMN) {
+#pragma unroll
+          for (int n = 0; n < NS; n++)
+#pragma unroll
+            for (int y = 0; y < 2; y++) {
+              const u32* words = (const u32*)&a.chunk_W[(chunk_unit * STATE_PIECES + (n * 4 + 2 * i + y) * (KS / 2) + kt / 4) * 32 + p.lane];
+              wt.x[n][y] = transposed(words[kt % 4]);
+            }
+        } else {
+          float w[4];
+          state.get(i, kt, w);
+          wt = as_columns(w);
+        }
+        product(dq, o.ds[i], wt);
+        product(dk, o.du[i], wt);
+        product(dk, o.c[i], as_columns(dW[i][kt]));
+      }
+      product(dq, g.dp, kb[h]);
+      product(dk, g.da, kb[h]), product(dk, g.da_t, kb[h]), product(dk, g.dp_t, qb[h]);
+      float* to = sums + p.row * SUM_ROW + kt * 8 + p.quad * 2;
+      *(float2_*)to = {dq[0], dq[1]}, *(float2_*)(to + 8 * SUM_ROW) = {dq[2], dq[3]};
+      *(float2_*)(to + C * SUM_ROW) = {dk[0], dk[1]}, *(float2_*)(to + (C + 8) * SUM_ROW) = {dk[2], dk[3]};
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        if constexpr (BY_COLUMN) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) dW[i][kt][e] *= across[i][e >> 1];
+        }
+        product(dW[i][kt], du_columns[i], kb[h]), product(dW[i][kt], ds_columns[i], qb[h]);
+      }
+    }
+  }
+}
+// With a decay by key dim: du, dS and dW' are left to backward_keys.cu, and dW takes the place of dW'.
+DEVICE void state_gradients_by_key(float (&dW)[2][KT][4], const Arguments& a, i64 chunk_unit, const KeyDecay& decay,
+                                   const A16 (&du_columns)[2], const A16 (&ds_columns)[2], const Place& p) {
+  u32 *du_kept = (u32*)(a.chunk_du + chunk_unit * NS * 64), *ds_kept = (u32*)(a.chunk_ds + chunk_unit * NS * 64);
+#pragma unroll
+  for (int i = 0; i < 2; i++) store_kept(du_kept, du_columns[i], i * 16, p), store_kept(ds_kept, ds_columns[i], i * 16, p);
+  emit_state(a.chunk_dW + chunk_unit * STATE_PIECES * 32, dW, p.lane);
+  decay_state(dW, decay, p);
+  add_outer(dW, du_columns, decay.keys_u, OPERAND_ROW, p.lane);
+  add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
+}
+// Sums of the warps' parts of dq and dk, to memory.
+DEVICE void store_sums(const Arguments& a, const char* parts, i64 t0, i64 head, int vt, int valid) {
+  constexpr int PAIRS = 2 * C * K / 2;
+  const u32 thread = thread_again();
+#pragma unroll
+  for (int from = 0; from < PAIRS; from += NT) {
+    const u32 i = from + thread, which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
+    if (PAIRS % NT != 0 && i >= PAIRS) continue;
+    float x = 0.f, y = 0.f;
+#pragma unroll
+    for (int w = 0; w < NW; w++) {
+      float2_ z = *(const float2_*)(parts + w * WARP_BYTES + ((which * C + t) * SUM_ROW + dim) * 4);
+      x += z.x[0], y += z.x[1];
+    }
+    if ((int)t >= valid) continue;
+    const i64 place = ((t0 + t) * a.H + head) * K + dim;
+    if constexpr (VT == 1) {
+      store2((which ? a.dk : a.dq) + place, x, y);
+    } else {
+      const i64 tokens = a.bounds ? a.T : a.N * a.T;
+      store2(a.partial + (which * VT + vt) * tokens * a.H * K + place, x, y);
+    }
+  }
+}
