@@ -60,7 +60,7 @@ def run_call(name: str) -> None:
     launch = backend._kernels.launch
 
     class Recorder:
-        tiles = staticmethod(launch.tiles)
+        blocks = staticmethod(launch.blocks)
 
         def __call__(self, kernel: str, *rest: object) -> None:
             launched.add(kernel)

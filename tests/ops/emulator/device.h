@@ -26,6 +26,7 @@ typedef int64_t i64;
 #define __launch_bounds__(...)
 #define __restrict__
 #define SHARED(name) char* name = shared_memory
+#define OFFSET_OF(type, field) __builtin_offsetof(type, field)
 #define NEEDS(bytes, threads) static int swila_shared_bytes = (bytes), swila_threads = (threads);
 
 struct Dim { unsigned x; };

@@ -1,4 +1,4 @@
-"""Launches the CUDA kernels on the CPU: each block in turn, its threads as fibers."""
+"""Launches the CUDA kernels on the CPU: block by block, with the threads of a block as fibers."""
 
 from __future__ import annotations
 
@@ -6,75 +6,76 @@ import ctypes
 import hashlib
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from torch import Tensor
-
-import swila.ops.cuda as package
+from swila.ops.cuda.arguments import Value
+from swila.ops.cuda.compiler import arguments_of, source
 from swila.ops.cuda.specialization import Specialization
+from swila.ops.cuda.table import KERNELS
 
-HERE, KERNELS = Path(__file__).parent, Path(package.__file__).parent / "kernels"
+HERE = Path(__file__).parent
 SHARED_LIMIT = 232448
 BUILD = Path(tempfile.gettempdir()) / "swila-emulator"
+OPTIONS = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
 
 
 @cache
 def build(kernel: str, defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
-    """A shared library with the kernel for these macros."""
-    sources = sorted([*KERNELS.iterdir(), *HERE.glob("*.h"), *HERE.glob("*.cpp")])
-    key = hashlib.sha256(repr((kernel, defines, [p.read_text() for p in sources])).encode()).hexdigest()[:20]
+    """Return a shared library with the kernel, compiled for these macros from the same text as for a GPU."""
+    ours = [path.read_text() for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp")])]
+    text = source(kernel)
+    key = hashlib.sha256(repr((kernel, defines, text, ours)).encode()).hexdigest()[:20]
     library = BUILD / f"{key}.so"
     if not library.exists():
         BUILD.mkdir(exist_ok=True)
-        unfinished = library.with_suffix(f".{id(key)}.tmp")
-        macros = [f"-D{name}={value}" for name, value in defines]
-        macros += [f'-DSOURCE="{KERNELS / kernel}.cu"', f"-DKERNEL_NAME=swila_{kernel}"]
-        command = [
-            "g++",
-            "-std=c++17",
-            "-O1",
-            "-w",
-            "-U_FORTIFY_SOURCE",
-            "-shared",
-            "-fPIC",
-            *macros,
-            "-x",
-            "c++",
-            str(HERE / "emulate.cpp"),
-        ]
-        subprocess.run([*command, "-o", str(unfinished)], check=True)
-        unfinished.rename(library)
+        with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+            cuda, built = Path(folder) / f"{kernel}.cu", Path(folder) / "built.so"
+            cuda.write_text(text)
+            macros = [f"-D{name}={value}" for name, value in defines]
+            macros += [f'-DSOURCE="{cuda}"', f"-DKERNEL_NAME=swila_{kernel}"]
+            command = ["g++", *OPTIONS, *macros, "-x", "c++", str(HERE / "emulate.cpp"), "-o", str(built)]
+            subprocess.run(command, check=True)
+            built.rename(library)
     return ctypes.CDLL(str(library))
 
 
 class Emulator:
-    """A launcher; ``order`` is that in which threads run between barriers."""
+    """A launcher that runs kernels on the CPU.
+
+    Args:
+        order: Order in which threads run between barriers: 0, 1 or 2.
+        warps: Largest number of warps per block, for kernels that may have fewer.
+        limit: Bytes of shared memory per block.
+    """
 
     def __init__(self, order: int = 0, warps: int = 8, limit: int = SHARED_LIMIT) -> None:
         self.order, self.warps, self.limit = order, warps, limit
 
-    def _built(self, kernel: str, spec: Specialization, flags: dict[str, int]) -> tuple[ctypes.CDLL, int]:
-        warps = spec.most_warps(kernel)
-        if kernel not in ("backward_keys", "prepare"):
+    def _built(self, kernel: str, spec: Specialization, stats: bool) -> tuple[ctypes.CDLL, int]:
+        form = KERNELS[kernel]
+        warps = form.warps(spec)
+        if form.fewer_warps:
             warps = min(warps, self.warps)
         while True:
-            defines = spec.defines(warps, SHARED_LIMIT=self.limit, **flags)
+            defines = spec.defines(warps, SHARED_LIMIT=self.limit, STATS=int(stats))
             library = build(kernel, tuple(sorted(defines.items())))
             if library.shared_bytes() <= self.limit:
-                return library, warps
+                return library, form.blocks(spec, warps)
+            assert form.fewer_warps, f"{kernel} needs {library.shared_bytes()} bytes of shared memory"
             assert warps > 1, f"{kernel} needs {library.shared_bytes()} bytes of shared memory"
             warps //= 2
 
-    def tiles(self, kernel: str, spec: Specialization, flags: dict[str, int], device: int = -1) -> int:
-        """How many blocks one head takes."""
-        return spec.blocks(kernel, self._built(kernel, spec, flags)[1])
+    def blocks(self, kernel: str, spec: Specialization, stats: bool, device: int = -1) -> int:
+        """Return the number of blocks per unit and head."""
+        return self._built(kernel, spec, stats)[1]
 
     def __call__(
-        self, kernel: str, spec: Specialization, flags: dict[str, int], heads: int, arguments, device: int
+        self, kernel: str, spec: Specialization, stats: bool, units: int, arguments: Mapping[str, Value], device: int
     ) -> None:
         """Run every block."""
-        library, warps = self._built(kernel, spec, flags)
-        values = [0 if a is None else a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
-        packed = (ctypes.c_int64 * len(values))(*values)
-        library.run(packed, ctypes.c_int64(heads * spec.blocks(kernel, warps)), self.order)
+        library, blocks = self._built(kernel, spec, stats)
+        packed = arguments_of(kernel).pack(arguments)
+        arguments_of(kernel).check_types(spec, arguments)
+        library.run(packed, ctypes.c_int64(units * blocks), self.order)

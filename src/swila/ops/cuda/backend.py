@@ -1,8 +1,8 @@
-"""The kernels as a backend: what goes into each launch, in the order of its ``Arguments``."""
+"""The kernels as a backend: what each call allocates, and the arguments of each launch by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Protocol
@@ -11,158 +11,195 @@ import torch
 from torch import Tensor
 
 from swila.ops.backends import Backend
-from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, decay_kind, empty_results
+from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, empty_results
+from swila.ops.cuda.arguments import Value
 from swila.ops.cuda.compiler import GpuLauncher
-from swila.ops.cuda.specialization import CHUNK, DECAYS, SEGMENT, Specialization
+from swila.ops.cuda.specialization import CHUNK, DECAYS, Specialization, num_chunks, num_segments
+from swila.ops.cuda.table import KERNELS, forward_kernel
 
 SIZES = (16, 32, 64, 128)
-GATED = ("beta", "key_logits", "query_logits", "key_gate", "query_gate")
+SAME_DTYPE = ("beta", "key_logits", "query_logits", "key_gate", "query_gate")  # the kernels' type TB
 
 
 class Launcher(Protocol):
-    """Compiles a kernel for a specialisation and launches it, one block per so many units of the grid."""
+    """Compiles a kernel for a specialisation and launches it."""
 
     def __call__(
-        self,
-        kernel: str,
-        spec: Specialization,
-        flags: dict[str, int],
-        heads: int,
-        arguments: Sequence[int | Tensor | None],
-        device: int,
+        self, kernel: str, spec: Specialization, stats: bool, units: int, arguments: Mapping[str, Value], device: int
     ) -> None:
-        """Launch ``heads`` times as many blocks as one head takes, on the current stream of the tensors' device."""
+        """Launch a kernel on the current stream of a device.
 
-    def tiles(self, kernel: str, spec: Specialization, flags: dict[str, int], device: int) -> int:
-        """How many blocks one head takes."""
+        Args:
+            kernel: Name of the kernel in the table.
+            spec: What the kernel is compiled for.
+            stats: Whether it computes the routing statistics, or their gradients.
+            units: Number of units of the grid, times heads; each takes :meth:`blocks` blocks.
+            arguments: Values of the fields of the kernel's ``struct Arguments``.
+            device: Index of the device, -1 for the CPU.
+        """
+
+    def blocks(self, kernel: str, spec: Specialization, stats: bool, device: int) -> int:
+        """Return the number of blocks per unit and head."""
 
 
 def prepared(x: Inputs) -> Inputs:
-    """The tensors as the kernels take them: dense, aligned, and one dtype for learning rates, logits and gates."""
-    given = {name: t for name in GATED if (t := getattr(x, name)) is not None}
-    if len({t.dtype for t in given.values()}) > 1:
-        x = x._replace(**{name: t.float() for name, t in given.items()})
+    """Return the tensors as the kernels take them: dense, aligned, and with one dtype for all of :data:`SAME_DTYPE`.
+
+    Inputs that need no change are returned as they are.
+    """
+    dtype = x.beta.dtype
+    if any(t is not None and t.dtype != dtype for t in (x.key_logits, x.query_logits, x.key_gate, x.query_gate)):
+        x = x._replace(**{name: t.float() for name in SAME_DTYPE if (t := getattr(x, name)) is not None})
+    if all(t is None or (t.is_contiguous() and t.data_ptr() % 16 == 0) for t in x):
+        return x
     return Inputs.of(None if t is None else _dense(t) for t in x)
 
 
 def _dense(t: Tensor) -> Tensor:
-    t = t.detach().contiguous()
-    return t if t.data_ptr() % 16 == 0 else t.clone()
+    """Return the tensor, or a copy of it if it is not contiguous or not aligned to 16 bytes."""
+    if t.is_contiguous():
+        return t if t.data_ptr() % 16 == 0 else t.detach().clone()
+    return t.detach().contiguous()
 
 
 def saved_like(x: Inputs, options: Options) -> list[Tensor]:
-    """What every token wrote, the state every :data:`SEGMENT` tokens, and the mixes where they are carried.
+    """Return empty tensors of the shapes that the forward keeps for the backward.
 
-    In the order of the kernels' registers. In packed sequences, whose bounds fall anywhere, rows are numbered by their
-    first token and their sequence.
+    They are the states at the ends of segments, what every token wrote (c) and, with a temporal gate, r and rho at the
+    start of every chunk, all in the order of the kernels' registers.
     """
-    spec = Specialization.of(x, options)
-    layout = spec.layout
-    (B, T, H), N = x.q.shape[:3], x.num_sequences
-    chunks, segments = (B * -(-T // n) if x.cu_seqlens is None else T // n + N for n in (CHUNK, SEGMENT))
+    return _kept_like(x, Specialization.of(x, options))
+
+
+def _kept_like(x: Inputs, spec: Specialization) -> list[Tensor]:
+    H, chunks = x.q.shape[2], num_chunks(x)
     kept = [
-        x.q.new_empty((segments, H, layout.warps, 32 * layout.key_dims), dtype=torch.float32),
-        x.q.new_empty((chunks, H, layout.warps, spec.planes, 32, CHUNK), dtype=torch.bfloat16),
+        x.q.new_empty((num_segments(x), H, spec.warps, 32 * spec.key_dims), dtype=torch.float32),
+        x.q.new_empty((chunks, H, spec.warps, spec.planes, 32, CHUNK), dtype=torch.bfloat16),
     ]
     if spec.key_gate or spec.query_gate:
-        kept.append(x.q.new_empty((chunks, H, layout.warps, 2, 32), dtype=torch.float32))
+        kept.append(x.q.new_empty((chunks, H, spec.warps, 2, 32), dtype=torch.float32))
     return kept
 
 
 class Kernels:
-    """Forward and backward by a launcher: a GPU's, or one that emulates it."""
+    """Forward, backward and step by a launcher: that of the GPU, or one that emulates it."""
 
     def __init__(self, launch: Launcher) -> None:
         self.launch = launch
 
+    def _run(self, kernel: str, x: Inputs, spec: Specialization, stats: bool, arguments: Mapping[str, Value]) -> None:
+        units = KERNELS[kernel].units(x) * x.q.shape[2]
+        self.launch(kernel, spec, stats, units, arguments, _index(x))
+
     def forward(self, x: Inputs, options: Options, save: bool) -> tuple[Results, list[Tensor]]:
-        """One kernel; with ``save`` it also writes states at segment bounds."""
-        results, kept = empty_results(x, options), saved_like(x, options) if save else []
+        """Run the forward; with ``save`` also return what the backward needs."""
         x = prepared(x)
-        spec, device = Specialization.of(x, options), _index(x)
+        spec, stats = Specialization.of(x, options), options.routing_stats
+        results, kept = empty_results(x, options), _kept_like(x, spec) if save else []
+        kept_W, kept_c, kept_mix = _three(kept)
         B, T, H, _ = x.q.shape
-        J, V = x.beta.shape[3:]
         N = x.num_sequences
-        sums = x.q.new_empty((4, N, H, J, V), dtype=torch.float32) if options.routing_stats else None
-        ready = self.prepare(x, spec, device)
-        arguments = [*_inputs(x, ready), results.output, *results.final, sums, *_three(kept), N, T, H]
-        self.launch(spec.forward_kernel, spec, {"STATS": int(options.routing_stats)}, N * H, arguments, device)
+        sums = x.q.new_empty((4, N, H, spec.J, spec.V), dtype=torch.float32) if stats else None
+        arguments = _token_inputs(x) | {
+            "prepared": self._prepare(x, spec), "W": x.W, "r": x.r, "rho": x.rho, "bounds": x.cu_seqlens,
+            "out": results.output, "W_out": results.W, "r_out": results.r, "rho_out": results.rho, "stats": sums,
+            "kept_W": kept_W, "kept_c": kept_c, "kept_mix": kept_mix, "N": N, "T": T, "H": H,
+        }  # fmt: skip
+        self._run(forward_kernel(spec), x, spec, stats, arguments)
         if sums is not None:
             _means(results, sums, B * T)
         return results, kept
 
-    def prepare(self, x: Inputs, spec: Specialization, device: int) -> Tensor | None:
-        """Decays by key dim, keys and queries of every chunk, as its products use them; None without such decays."""
+    def _prepare(self, x: Inputs, spec: Specialization) -> Tensor | None:
+        """Return the decayed keys and queries of every chunk as operands; None without a decay per key dim."""
         if spec.decay != DECAYS["key"]:
             return None
-        (B, T, H), N = x.q.shape[:3], x.num_sequences
-        chunks = B * -(-T // CHUNK) if x.cu_seqlens is None else T // CHUNK + N
-        ready = x.q.new_empty((chunks, H, spec.prepared_bytes // 2), dtype=torch.bfloat16)
-        arguments = [x.q, x.k, x.log_decay, x.cu_seqlens, ready, N, T, H]
-        self.launch("prepare", spec, {"STATS": 0}, chunks * H, arguments, device)
+        T, H = x.q.shape[1:3]
+        ready = x.q.new_empty((num_chunks(x), H, spec.prepared_bytes // 2), dtype=torch.bfloat16)
+        arguments = {
+            "q": x.q, "k": x.k, "decay": x.log_decay, "bounds": x.cu_seqlens, "prepared": ready, "N": x.num_sequences,
+            "T": T, "H": H,
+        }  # fmt: skip
+        self._run("prepare", x, spec, False, arguments)
         return ready
 
+    def _states(self, x: Inputs, spec: Specialization, ready: Tensor | None, kept: list[Tensor]) -> Tensor | None:
+        """Return the state at the start of every chunk as operands; None without a decay."""
+        if x.log_decay is None:
+            return None
+        T, H = x.q.shape[1:3]
+        shape = (*kept[1].shape[:3], 32 * spec.key_dims * spec.planes)
+        chunk_W = x.q.new_empty(shape, dtype=torch.bfloat16)
+        arguments = {
+            "k": x.k, "decay": x.log_decay, "prepared": ready, "W": x.W, "bounds": x.cu_seqlens, "kept_W": kept[0],
+            "kept_c": kept[1], "chunk_W": chunk_W, "N": x.num_sequences, "T": T, "H": H,
+        }  # fmt: skip
+        self._run("states", x, spec, False, arguments)
+        return chunk_W
+
     def backward(self, x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
-        """The chunks of each sequence in reverse; with a decay also states before it and gradients of keys after it."""
+        """Return the gradients of all floating inputs, by name."""
         given, x = x, prepared(x)
-        spec, device = Specialization.of(x, options), _index(x)
+        spec = Specialization.of(x, options)
+        by_key, by_head = spec.decay == DECAYS["key"], spec.decay == DECAYS["head"]
         B, T, H, K = x.q.shape
-        J, V = x.beta.shape[3:]
         N = x.num_sequences
-
-        def new(*shape: int) -> Tensor:
-            return x.q.new_empty(shape, dtype=torch.float32)
-
-        ready = self.prepare(x, spec, device)
-        by_key = x.log_decay is not None and decay_kind(x.log_decay) == "key"
-        chunk_W = chunk_du = chunk_ds = chunk_dW = ddecay = None
+        ready = self._prepare(x, spec)
+        chunk_W = self._states(x, spec, ready, kept)
         out = {name: torch.empty_like(t) for name in PER_TOKEN if (t := getattr(x, name)) is not None}
-        if x.log_decay is not None:
-            chunk_W = x.q.new_empty((*kept[1].shape[:3], 32 * spec.layout.key_dims * spec.planes), dtype=torch.bfloat16)
-            segments = B * -(-T // SEGMENT) if x.cu_seqlens is None else N + T // SEGMENT
-            states = [x.k, x.log_decay, ready, x.W, x.cu_seqlens, *kept[:2], chunk_W, N, T, H]
-            self.launch("states", spec, {"STATS": 0}, segments * H, states, device)
-            ddecay = out["log_decay"] if decay_kind(x.log_decay) != "head" else new(B, T, H, J, V, 1)
+        state = {name: torch.empty_like(t) for name in STATE if (t := getattr(x, name)) is not None}
+        ddecay = out.get("log_decay")
+        if by_head:  # parts, one for each output dim
+            ddecay = x.q.new_empty((B, T, H, spec.J, spec.V, 1), dtype=torch.float32)
+        chunk_du = chunk_ds = chunk_dW = parts = None
+        stats = any(grad is not None for grad in grads.routing)
         if by_key:
             assert chunk_W is not None
             chunk_du, chunk_ds, chunk_dW = (torch.empty_like(t) for t in (kept[1], kept[1], chunk_W))
-        flags = {"STATS": int(any(grad is not None for grad in grads.routing))}
-        tiles = self.launch.tiles("backward", spec, flags, device)
-        state = {name: torch.empty_like(t) for name in STATE if (t := getattr(x, name)) is not None}
-        dout = torch.zeros_like(x.v) if grads.output is None else _dense(grads.output)
-        dfinal = [None if g is None else _dense(g) for g in grads.final]
-        parts = new(2, tiles, B, T, H, K) if tiles > 1 and not by_key else None
-        arguments = [
-            x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.cu_seqlens, dout, *dfinal,
-            _spread(grads, x), *_three(kept), x.log_decay, ready, chunk_W, chunk_du, chunk_ds, chunk_dW, out["q"],
-            out["k"], parts, out["v"], *(out.get(name) for name in GATED), ddecay,
-            *(state.get(name) for name in STATE), N, T, H,
-        ]  # fmt: skip
-        self.launch("backward", spec, flags, N * H, arguments, device)
+        elif (blocks := self.launch.blocks("backward", spec, stats, _index(x))) > 1:
+            parts = x.q.new_empty((2, blocks, B, T, H, K), dtype=torch.float32)
+        kept_W, kept_c, kept_mix = _three(kept)
+        dW_out, dr_out, drho_out = (None if g is None else _dense(g) for g in grads.final)
+        shared = {"bounds": x.cu_seqlens, "decay": x.log_decay, "N": N, "T": T, "H": H}
+        arguments = _token_inputs(x) | shared | {
+            "dout": torch.zeros_like(x.v) if grads.output is None else _dense(grads.output),
+            "dW_out": dW_out, "dr_out": dr_out, "drho_out": drho_out, "dstats": _stats_gradients(grads, x),
+            "kept_W": kept_W, "kept_c": kept_c, "kept_mix": kept_mix, "prepared": ready,
+            "chunk_W": chunk_W, "chunk_du": chunk_du, "chunk_ds": chunk_ds, "chunk_dW": chunk_dW,
+            "dq": out["q"], "dk": out["k"], "partial": parts, "dv": out["v"], "dbeta": out["beta"],
+            "dkey_logits": out["key_logits"], "dquery_logits": out["query_logits"],
+            "dkey_gate": out.get("key_gate"), "dquery_gate": out.get("query_gate"), "ddecay": ddecay,
+            "dW_in": state.get("W"), "dr_in": state.get("r"), "drho_in": state.get("rho"),
+        }  # fmt: skip
+        self._run("backward", x, spec, stats, arguments)
         if parts is not None:
             out["q"], out["k"] = parts.sum(1)
         if by_key:
-            per_chunk = [
-                x.q, x.k, x.log_decay, x.cu_seqlens, kept[1], chunk_du, chunk_ds, chunk_W, chunk_dW, out["q"], out["k"],
-                out["log_decay"], N, T, H,
-            ]  # fmt: skip
-            self.launch("backward_keys", spec, {"STATS": 0}, kept[1].shape[0] * H, per_chunk, device)
-        elif ddecay is not None and ddecay is not out["log_decay"]:
+            arguments = shared | {
+                "q": x.q, "k": x.k, "kept_c": kept_c, "chunk_du": chunk_du, "chunk_ds": chunk_ds, "chunk_W": chunk_W,
+                "chunk_dW": chunk_dW, "dq": out["q"], "dk": out["k"], "ddecay": out["log_decay"],
+            }  # fmt: skip
+            self._run("backward_keys", x, spec, False, arguments)
+        if by_head:
+            assert ddecay is not None
             out["log_decay"] = ddecay.sum(4, keepdim=True)
-        return {name: grad.to(getattr(given, name).dtype) for name, grad in (out | state).items()}
+        out |= state
+        return {name: grad.to(getattr(given, name).dtype) for name, grad in out.items()}
 
     def step(self, x: Inputs, options: Options, inplace: bool = False) -> Results:
-        """One token, without gradients; ``inplace`` writes the new state over the old one."""
+        """Run one token, without gradients; ``inplace`` writes the new state over the old one."""
         results = Results(x.v.new_empty(x.v.shape))  # dense, whatever the strides of v
         if inplace:
             results = results._replace(W=x.W, r=x.r, rho=x.rho)
         elif options.return_state:
             results = empty_results(x, options)
         x = prepared(x)
-        spec, device = Specialization.of(x, options), _index(x)
-        N, H = x.q.shape[0], x.q.shape[2]
-        arguments = [*_step_inputs(x), results.output, *results.final]
-        self.launch("step", spec, {"STATS": 0}, N * H, arguments, device)
+        arguments = _token_inputs(x) | {
+            "W": x.W, "r": x.r, "rho": x.rho, "out": results.output, "W_out": results.W, "r_out": results.r,
+            "rho_out": results.rho,
+        }  # fmt: skip
+        self._run("step", x, Specialization.of(x, options), False, arguments)
         return results if options.return_state else Results(results.output)
 
 
@@ -171,30 +208,27 @@ def _three(kept: list[Tensor]) -> list[Tensor | None]:
 
 
 def _index(x: Inputs) -> int:
-    return -1 if x.q.device.index is None else x.q.device.index
+    index = x.q.device.index
+    return -1 if index is None else index
 
 
-def _inputs(x: Inputs, ready: Tensor | None) -> list[Tensor | None]:
-    return [
-        x.q, x.k, x.v, x.beta, x.key_logits, x.query_logits, x.key_gate, x.query_gate, x.log_decay, ready, x.W, x.r,
-        x.rho, x.cu_seqlens,
-    ]  # fmt: skip
-
-
-def _step_inputs(x: Inputs) -> list[Tensor | None]:
-    tokens = _inputs(x, None)
-    return [*tokens[:9], *tokens[10:13]]
+def _token_inputs(x: Inputs) -> dict[str, Value]:
+    return {
+        "q": x.q, "k": x.k, "v": x.v, "beta": x.beta, "key_logits": x.key_logits, "query_logits": x.query_logits,
+        "key_gate": x.key_gate, "query_gate": x.query_gate, "decay": x.log_decay,
+    }  # fmt: skip
 
 
 def _means(results: Results, sums: Tensor, tokens: int) -> None:
+    """Write the means of the statistics over all tokens into the results."""
     usage_k, entropy_k, usage_q, entropy_q = sums.sum(1) / tokens
     for mean, value in zip(results.routing, (usage_k, entropy_k.sum(1), usage_q, entropy_q.sum(1)), strict=True):
         assert mean is not None
         mean.copy_(value)
 
 
-def _spread(grads: Results, x: Inputs) -> Tensor | None:
-    """Gradients of the statistics as one ``[4, H, J, V]``, per token; None where nothing depends on them."""
+def _stats_gradients(grads: Results, x: Inputs) -> Tensor | None:
+    """Return the gradients of the statistics as one ``[4, H, J, V]``, per token; None where nothing depends on them."""
     if all(grad is None for grad in grads.routing):
         return None
     like = x.q.new_zeros(x.beta.shape[2:], dtype=torch.float32)
@@ -203,7 +237,7 @@ def _spread(grads: Results, x: Inputs) -> Tensor | None:
 
 
 def operand_bits(dtype: torch.dtype) -> int:
-    """The precision of the operands of matrix products: bf16, or the sum of two of them."""
+    """Return the precision of the operands of matrix products in bits: that of bf16, or of a sum of two of them."""
     return 8 if dtype == torch.bfloat16 else 16
 
 
@@ -225,7 +259,7 @@ def _refuses(problem: Problem) -> str | None:
 
 
 def unsupported(problem: Problem) -> str | None:
-    """Which size or form the kernels do not have, whatever the device."""
+    """Return why no kernel serves a problem, whatever its device, or None."""
     if problem.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"its inputs are bfloat16, float16 or float32, got {problem.dtype}"
     for name in ("K", "V"):

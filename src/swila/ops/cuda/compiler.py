@@ -1,4 +1,4 @@
-"""Kernels from source: compiled by NVRTC at first use, kept on disk, loaded once per process and device."""
+"""Compiles kernels by NVRTC at first use, keeps them on disk, loads them once per process and device, launches them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,39 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from swila.ops.cuda.arguments import Arguments, Value, assertions
 from swila.ops.cuda.specialization import Specialization
+from swila.ops.cuda.table import KERNELS
 
 SOURCES = files("swila.ops.cuda") / "kernels"
 
 
-class Compiled(NamedTuple):
+@dataclass
+class Compiled:
     """A kernel on a device."""
 
-    function: Any  # keeps its module alive
-    handle: int
+    module: Any  # keeps the function alive
+    function: Any  # the driver's handle
     threads: int
     shared_bytes: int
-    warps: int
+    blocks: int  # per unit and head
+    arguments: Arguments
+    types_checked: bool = False
 
 
 @cache
-def source(kernel: str) -> str:
-    """The kernel's source with its own headers in place."""
+def _inlined(kernel: str) -> str:
+    """Return the kernel's source with its own headers in place."""
     done: set[str] = set()
 
     def inlined(name: str) -> str:
@@ -50,14 +56,26 @@ def source(kernel: str) -> str:
     return inlined(f"{kernel}.cu")
 
 
+@cache
+def arguments_of(kernel: str) -> Arguments:
+    """Return the struct of a kernel's arguments."""
+    return Arguments.of(kernel, _inlined(kernel))
+
+
+@cache
+def source(kernel: str) -> str:
+    """Return what is compiled: the kernel's source, and assertions that its arguments are as the launch packs them."""
+    return _inlined(kernel) + assertions(arguments_of(kernel).fields)
+
+
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: ``SWILA_CACHE``, else the user's cache directory."""
+    """Return the directory of compiled kernels: ``SWILA_CACHE``, else the user's cache directory."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swila"
     return Path(os.environ.get("SWILA_CACHE") or default) / "kernels"
 
 
 def compile_cubin(kernel: str, defines: dict[str, str], arch: str, driver: int) -> bytes:
-    """Machine code for an architecture (``"sm_90"``), from the cache where it is there."""
+    """Return machine code for an architecture (``"sm_90"``), from the cache if it has been compiled before."""
     from cuda.bindings import nvrtc
     from cuda.core import Program, ProgramOptions
     from cuda.core.utils import FileStreamProgramCache
@@ -82,71 +100,87 @@ def compile_cubin(kernel: str, defines: dict[str, str], arch: str, driver: int) 
 
 
 @cache
-def load(kernel: str, spec: Specialization, flags: tuple[tuple[str, int], ...], device: int) -> Compiled:
-    """The kernel ready to launch, with as many warps per block as the device has shared memory for."""
-    from cuda.bindings import driver
+def load(kernel: str, spec: Specialization, stats: bool, device: int) -> Compiled:
+    """Return the kernel ready to launch, with as many warps per block as the device has shared memory for."""
     from cuda.core import ObjectCode
 
+    driver, form = _driver(), KERNELS[kernel]
     limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     major, minor = torch.cuda.get_device_capability(device)
     with torch.cuda.device(device):
         _make_current(device)
-        warps = spec.most_warps(kernel)
-        while warps:  # as many as fit
-            defines = spec.defines(warps, SHARED_LIMIT=limit, **dict(flags))
+        warps = form.warps(spec)
+        while warps:
+            defines = spec.defines(warps, SHARED_LIMIT=limit, STATS=int(stats))
             cubin = compile_cubin(kernel, defines, f"sm_{major}{minor}", _checked(driver.cuDriverGetVersion()))
             module = ObjectCode.from_cubin(cubin)
             function = module.get_kernel(f"swila_{kernel}")
             shared = _constant(module, "swila_shared_bytes")
             if shared > limit:
-                warps = 0 if kernel == "backward_keys" else warps // 2
+                warps = warps // 2 if form.fewer_warps else 0
                 continue
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuKernelSetAttribute(attribute, shared, function.handle, driver.CUdevice(device)))
-            return Compiled((module, function), int(function.handle), _constant(module, "swila_threads"), shared, warps)
+            return Compiled(
+                (module, function),
+                driver.CUfunction(int(function.handle)),
+                _constant(module, "swila_threads"),
+                shared,
+                form.blocks(spec, warps),
+                arguments_of(kernel),
+            )
     raise RuntimeError(f"the {kernel} kernel needs {shared} bytes of shared memory per block, the device has {limit}")
 
 
 class GpuLauncher:
     """Launches on the current stream of the device that holds the tensors."""
 
-    def tiles(self, kernel: str, spec: Specialization, flags: dict[str, int], device: int) -> int:
-        """How many blocks one head takes."""
-        return spec.blocks(kernel, load(kernel, spec, tuple(flags.items()), device).warps)
+    def blocks(self, kernel: str, spec: Specialization, stats: bool, device: int) -> int:
+        """Return the number of blocks per unit and head."""
+        return load(kernel, spec, stats, device).blocks
 
     def __call__(
-        self,
-        kernel: str,
-        spec: Specialization,
-        flags: dict[str, int],
-        heads: int,
-        arguments: Sequence[int | Tensor | None],
-        device: int,
+        self, kernel: str, spec: Specialization, stats: bool, units: int, arguments: Mapping[str, Value], device: int
     ) -> None:
-        """Launch; nothing here waits for the device."""
-        from cuda.bindings import driver
+        """Launch the kernel; nothing here waits for the device."""
+        compiled = load(kernel, spec, stats, device)
+        struct = compiled.arguments.pack(arguments)
+        if not compiled.types_checked:  # the same for all launches: a specialisation has fixed types
+            compiled.arguments.check_types(spec, arguments)
+            compiled.types_checked = True
+        blocks, stream = units * compiled.blocks, torch.cuda.current_stream(device).cuda_stream
+        if torch.cuda.current_device() == device:
+            _launch(compiled, struct, blocks, stream, device)
+        else:
+            with torch.cuda.device(device):
+                _launch(compiled, struct, blocks, stream, device)
 
-        compiled = load(kernel, spec, tuple(flags.items()), device)
-        values = [0 if a is None else a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
-        struct = (ctypes.c_int64 * len(values))(*values)
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
-        blocks = heads * spec.blocks(kernel, compiled.warps)
-        stream = torch.cuda.current_stream(device).cuda_stream
-        with torch.cuda.device(device):
-            _make_current(device)
-            _checked(
-                driver.cuLaunchKernel(
-                    driver.CUfunction(compiled.handle), blocks, 1, 1, compiled.threads, 1, 1, compiled.shared_bytes,
-                    driver.CUstream(stream), ctypes.addressof(parameters), 0,
-                )
-            )  # fmt: skip
+
+def _launch(compiled: Compiled, struct: ctypes.Array, blocks: int, stream: int, device: int) -> None:
+    driver = _driver()
+    _make_current(device)
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
+    _checked(
+        driver.cuLaunchKernel(
+            compiled.function, blocks, 1, 1, compiled.threads, 1, 1, compiled.shared_bytes,
+            driver.CUstream(stream), ctypes.addressof(parameters), 0,
+        )
+    )  # fmt: skip
+
+
+@cache
+def _driver() -> ModuleType:
+    """Return the bindings of the driver, an optional package that is imported when a kernel is first loaded."""
+    from cuda.bindings import driver
+
+    return driver
 
 
 _thread = threading.local()
 
 
 def _make_current(device: int) -> None:
-    """The driver wants its context set in every thread, autograd's own among them."""
+    """Set the driver's context, which every thread has to do once, also those of autograd."""
     if getattr(_thread, "device", None) != device:
         from cuda.core import Device
 
@@ -155,8 +189,8 @@ def _make_current(device: int) -> None:
 
 
 def _constant(module: Any, name: str) -> int:
-    from cuda.bindings import driver
-
+    """Return the value of an ``int`` that a kernel's source defines for the host."""
+    driver = _driver()
     address, _ = _checked(driver.cuLibraryGetGlobal(driver.CUlibrary(int(module.handle)), name.encode()))
     value = ctypes.c_int32()
     _checked(driver.cuMemcpyDtoH(ctypes.addressof(value), address, 4))
@@ -164,10 +198,8 @@ def _constant(module: Any, name: str) -> int:
 
 
 def _checked(result: tuple) -> Any:
-    """The values of a driver call, or its error."""
-    from cuda.bindings import driver
-
+    """Return the values of a driver call, or raise its error."""
     error, *values = result
-    if error != driver.CUresult.CUDA_SUCCESS:
+    if error != _driver().CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"CUDA driver: {error.name}")
     return values[0] if len(values) == 1 else values

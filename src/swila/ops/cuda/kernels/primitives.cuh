@@ -9,6 +9,8 @@ typedef long long i64;
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__
 #define SHARED(name) extern __shared__ __align__(16) char name[]
+// NVRTC has no offsetof, but this operator of its front end, which is a constant expression.
+#define OFFSET_OF(type, field) __INTADDR__(&((type*)0)->field)
 // What a kernel needs, for the host to read.
 #define NEEDS(bytes, threads) extern "C" __constant__ int swila_shared_bytes = (bytes); \
   extern "C" __constant__ int swila_threads = (threads);

@@ -1,0 +1,70 @@
+"""The table of kernels: what the grid of each runs over, its warps per block, and its blocks per head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swila.ops.call import Inputs
+from swila.ops.cuda.specialization import Specialization, num_chunks, num_segments
+
+
+def _num_sequences(x: Inputs) -> int:
+    return x.num_sequences
+
+
+def _state_warps(spec: Specialization) -> int:
+    return min(spec.warps, 8)
+
+
+def _state_blocks(spec: Specialization, warps: int) -> int:
+    return spec.warps // warps
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: function ``swila_<name>`` in ``kernels/<name>.cu``.
+
+    Attributes:
+        name: Name of the source.
+        units: Number of units that the grid runs over, for each head: sequences, chunks or segments of a call.
+        warps: Largest number of warps per block.
+        blocks: Number of blocks per unit and head, for a number of warps per block.
+        fewer_warps: Whether a block may have half as many warps, and half again, where shared memory is short.
+    """
+
+    name: str
+    units: Callable[[Inputs], int] = _num_sequences
+    warps: Callable[[Specialization], int] = _state_warps
+    blocks: Callable[[Specialization, int], int] = _state_blocks
+    fewer_warps: bool = True
+
+
+def _one_block(spec: Specialization, warps: int) -> int:
+    return 1
+
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("forward"),
+        Kernel("forward_pipelined"),
+        Kernel("forward_split"),
+        Kernel("backward"),
+        Kernel("states", num_segments),
+        Kernel("prepare", num_chunks, lambda spec: 8, _one_block),
+        Kernel("backward_keys", num_chunks, lambda spec: spec.J * spec.key_dims // 32, _one_block, fewer_warps=False),
+        Kernel(
+            "step",
+            warps=lambda spec: min(spec.K * spec.V // 128, 4),
+            blocks=lambda spec, warps: spec.K * spec.V // (128 * warps),
+        ),
+    )
+}
+
+
+def forward_kernel(spec: Specialization) -> str:
+    """Return the name of the forward kernel for a specialisation: bf16 without a decay has two of its own."""
+    if spec.x_type != "bf16" or spec.decay:
+        return "forward"
+    return "forward_split" if 2 <= spec.J <= 4 else "forward_pipelined"
