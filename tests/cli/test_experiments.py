@@ -50,7 +50,7 @@ def test_regbench_from_start_to_figures(swila, tmp_path):
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "runs" / "results.json").read_text())
     assert [(row["model"], row["train_examples"]) for row in record["rows"]] == [("swila", 64), ("attention", 64)]
-    assert "Transformer" in result.output
+    assert "softmax attention" in result.output
     assert f"3-gram {record['yardsticks']['3-gram']['accuracy']:.3f}" in result.output
     for name in ("accuracy", "total-variation", "progress"):
         assert (tmp_path / "runs" / f"{name}.svg").stat().st_size > 3000
@@ -273,7 +273,7 @@ def test_mistakes_get_one_line(swila, arguments, message):
 def test_a_results_file_of_an_older_version(swila, tmp_path):
     record = json.loads(Path("results/cdar-tiny.json").read_text())
     for run in record["runs"].values():
-        del run["curve"]
+        del run["steps_per_epoch"]
     (tmp_path / "results.json").write_text(json.dumps(record))
     result = swila("plot", tmp_path / "results.json")
     assert result.exit_code == 2

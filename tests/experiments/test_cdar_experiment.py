@@ -182,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_read_costs_its_picture_alone(tmp_path, capl
     assert [row["model"] for row in record["rows"]] == ["temporal-swila", "swila"]
     assert len(draw(record, tmp_path, tmp_path)[-1]) == 2
     assert f"{runs[1].name} is left out of the picture of the routing: " in caplog.text
-    assert "checkpoint.pt cannot be read; the run is over, its result stays" in caplog.text
+    assert "checkpoint.pt cannot be read; the run has ended and keeps its result" in caplog.text
     (tmp_path / runs[0].name / "checkpoint.pt").write_bytes(b"")
     assert draw_routing(runs, tmp_path, tmp_path) == []
 

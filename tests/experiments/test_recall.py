@@ -174,7 +174,7 @@ def made_up(*rows):
     for model, width, layers, best, variant in rows:
         name = f"{model}-{width}-{layers}-{variant}"
         runs[name] = {
-            "name": name, "model": model, "hidden_size": width, "num_layers": layers, "state": width**2 * layers,
+            "name": name, "model": model, "size": f"d{width}-l{layers}", "hidden_size": width, "num_layers": layers, "state": width**2 * layers,
             "parameters": 9, "lr": 1e-3, "seed": 0, "train_examples": 640, "planned_steps": 20, "steps_per_epoch": 10,
             "curve": [[10, 0.1]],
             "status": "running" if best is None else "finished",
@@ -203,7 +203,7 @@ def test_figures_carry_size_epochs_and_runs(tmp_path):
     sizes, curves = (" ".join(paths[1].read_text().split()) for paths in draw(record, tmp_path))
     for text in (sizes, curves):
         sizes_of_task = "4 contexts of 2 keys", "length 64", "vocabulary of 32 tokens"
-        for note in (*sizes_of_task, "640 training examples", "2 epochs", "0.001; up to 2 seeds"):
+        for note in (*sizes_of_task, "640 training examples", "2 epochs", "0.001; up to 3 seeds"):
             assert note in text
         assert "explored on" in text
     assert "Temporal SwiLA (2, 1), DeltaNet (1)" in sizes.replace("</text>", "")
@@ -243,7 +243,7 @@ def test_learning_rates_and_settings_are_told_apart():
     record["runs"] = {name: run for name, run in record["runs"].items() if run["model"] == "swila"}
     lines = [line.strip("| ").split(" | ") for line in epochs_table(record).splitlines()]
     assert lines[0] == ["SwiLA", "learning rate", "after epoch 1"]
-    assert [line[0] for line in lines[2:6]] == ["as it is"] * 3 + ["`noise=false`"]
+    assert [line[0] for line in lines[2:6]] == ["preset"] * 3 + ["`noise=false`"]
 
 
 def test_longer_runs_are_told_beside_the_claims():
@@ -253,7 +253,7 @@ def test_longer_runs_are_told_beside_the_claims():
         run |= {"planned_steps": 500, "seconds": 7.0}
     first, _, _, fourth = recall_claims(record, longer).splitlines()[2:6]
     assert "with 50 epochs (d 64, learning rate 0.001) 0.990 in 7 s" in first
-    assert "with 50 epochs (d 32, 2 layers, learning rate 0.001) so far, after 1, 0.100" in fourth
+    assert "with 50 epochs (d 32, 2 layers, learning rate 0.001) 0.100 after 1 epochs (unfinished)" in fourth
     assert "with 50" not in recall_claims(record)
 
 
