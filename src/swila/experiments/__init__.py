@@ -1,1 +1,1 @@
-"""Experiments: what the layer and its operation can do, measured."""
+"""The paper's experiments on synthetic tasks. Each has a folder; ``registry.py`` lists them."""

@@ -1,4 +1,4 @@
-"""What a preset leaves to be tried: one of its settings replaced, by name."""
+"""Settings of a preset that can be replaced by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = TypeVar("P", bound=Any)
 
 
 def parse(texts: Sequence[str]) -> dict[str, Any]:
-    """``["noise=false", "clip=1.0"]`` as names and values; a value is JSON, or else a string."""
+    """Parse ``["noise=false", "clip=1.0"]`` into names and values. A value is JSON, or else a string."""
     found: dict[str, Any] = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -29,12 +29,12 @@ def parse(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def apply(preset: P, settings: Mapping[str, Any], known: Mapping[str, type]) -> tuple[P, str]:
-    """A preset with some settings replaced, and what is different in it, as part of a run's name.
+    """Return a preset with some settings replaced, and the differences as part of a run's name.
 
     Args:
-        preset: a dataclass with a field ``training``, one as well.
-        settings: names of fields of either, and their values; None only where the field may be.
-        known: which fields those may be, and of what type.
+        preset: A dataclass with a field ``training``, which is a dataclass too.
+        settings: Names of fields of either, and their values. Only ``clip`` may be None.
+        known: Names of the fields that can be replaced, and their types.
     """
     differences = []
     for name in known:

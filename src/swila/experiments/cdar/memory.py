@@ -1,4 +1,4 @@
-"""What a model trained on CDAR does with its memory: where it writes, what it keeps, and what that is good for."""
+"""Inspection of a model trained on CDAR: its writes and gates by kind of token, and accuracy without some writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURED = {
 
 
 def kinds_of_tokens(task: CDAR, examples: Examples) -> dict[str, Tensor]:
-    """Which tokens are of which kind, each ``[N, T]`` of bool."""
+    """Masks ``[N, T]`` of the tokens of each kind."""
     tokens, query = examples.inputs, examples.labels != IGNORE
     filler = tokens == 0
     after = torch.zeros_like(filler)
@@ -39,11 +39,11 @@ def kinds_of_tokens(task: CDAR, examples: Examples) -> dict[str, Tensor]:
 
 
 def memory_report(model: SyntheticModel, task: CDAR, examples: Examples, batch_size: int = 32) -> dict[str, Any]:
-    """Accuracy of a model with one layer, group by group of queries; for SwiLA also what its gates and rates do.
+    """Accuracy of a model with one layer, for all queries and for each group of them.
 
-    The groups are the queries of one context, in the order asked. Of SwiLA: means over each kind of token of the
-    learning rate β, the temporal gates and the length of the value, and accuracy when nothing is written at tokens of
-    one kind.
+    A group holds the queries of one context, in the order asked. For SwiLA the report also holds the means of the
+    learning rate β, the temporal gates and the norm of the value over each kind of token, and the accuracy when nothing
+    is written at the tokens of one kind.
     """
     batches = [examples.take(slice(i, i + batch_size)) for i in range(0, len(examples), batch_size)]
     report = {"examples": len(examples), **_accuracy(model, task, batches)}
