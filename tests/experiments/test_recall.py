@@ -174,7 +174,8 @@ def made_up(*rows):
     for model, width, layers, best, variant in rows:
         name = f"{model}-{width}-{layers}-{variant}"
         runs[name] = {
-            "name": name, "model": model, "size": f"d{width}-l{layers}", "hidden_size": width, "num_layers": layers, "state": width**2 * layers,
+            "name": name, "model": model, "size": f"d{width}-l{layers}",
+            "hidden_size": width, "num_layers": layers, "state": width**2 * layers,
             "parameters": 9, "lr": 1e-3, "seed": 0, "train_examples": 640, "planned_steps": 20, "steps_per_epoch": 10,
             "curve": [[10, 0.1]],
             "status": "running" if best is None else "finished",
