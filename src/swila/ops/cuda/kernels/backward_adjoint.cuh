@@ -13,7 +13,7 @@
 
 // A bound that keeps a derivative in a probability, which grows as its inverse, finite.
 DEVICE float finite(float x) {
-  const float most = 2.5e28f;
+  const float most = 7.9228159e28f;  // FLT_MAX^0.75, as in the other backends
   return x > most ? most : x < -most ? -most : x;
 }
 
