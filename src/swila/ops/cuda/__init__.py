@@ -1,1 +1,1 @@
-"""CUDA C++ kernels compiled at first use: sources (``kernels``), specialisations, compiler and cache, the backend."""
+"""CUDA C++ kernels compiled at first use: sources (``kernels``), their table, arguments, compiler, and the backend."""

@@ -1,4 +1,4 @@
-// The backward's arguments, the tiles of a chunk, and how it is fetched and its gradients are taken away.
+// Arguments of the backward, tiles of a chunk, and copies of inputs and gradients between memory and tiles.
 #pragma once
 #include "decay.cuh"
 
@@ -14,7 +14,7 @@ constexpr int STAGE_LK = STAGE_BETA + C * J * B_ROW, STAGE_LQ = STAGE_LK + C * L
 constexpr int STAGE_GK = STAGE_LQ + C * BY_TOKEN, STAGE_GQ = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_V = STAGE_GQ + QUERY_GATE * C * B_ROW, STAGE_C = STAGE_V + C * V_ROW, STAGE_D = STAGE_C;
 constexpr int STAGE_BYTES = DECAY ? STAGE_D + !BY_KEY * DECAY_TILE : STAGE_C + NW * NS * PAIR_PLANE;
-// Of a warp: exchange between layouts and operands; in their place, later, its part of dq and dk.
+// Tiles of a warp: exchange between layouts, and operands; later, in the same memory, its part of dq and dk.
 constexpr int SUM_ROW = KP + 8;
 constexpr int WARP_U = 0, WARP_DU = WARP_U + C * U_ROW * 4, WARP_DS = WARP_DU + NS * PAIR_PLANE;
 constexpr int WARP_ERROR = WARP_DS + NS * PAIR_PLANE, WARP_R = WARP_ERROR + !BY_COLUMN * C * U_ROW * 4;
@@ -52,7 +52,7 @@ struct Arguments {
   i64 N, T, H;
 };
 
-// Where a thread's pieces of a chunk are; found anew for each chunk, for registers are short.
+// The pieces of a chunk that a thread copies; computed again for each chunk, because registers are short.
 struct ChunkPieces {
   Pieces<1, K * (int)sizeof(TX), X_ROW> keys;
   Pieces<1, VB * (int)sizeof(TX), V_ROW> values;
@@ -66,7 +66,7 @@ struct ChunkPieces {
         rates(H * J * V * sizeof(TB), V * sizeof(TB), thread), key_logits(H * J * V * sizeof(TB), V * sizeof(TB), thread),
         query_logits(H * J * V * sizeof(TB), V * sizeof(TB), thread), gates(H * V * sizeof(TB), 0, thread),
         decays(decay_pieces(H, thread)) {}
-  // The gradients that have taken the place of inputs; `row` is the number of the chunk's first token and head.
+  // Store the gradients, which have replaced inputs in their tiles; `row` is the number of the chunk's first token and head.
   DEVICE void flush(const Arguments& a, const char* s, i64 row, int vt, int valid) const {
     const i64 wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
     rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
@@ -79,7 +79,7 @@ struct ChunkPieces {
   }
 };
 
-// What a lane has of each token of its column: in registers, or in a tile where these are short.
+// A number for each token of a lane's column: in registers, or in a tile where registers are short.
 struct InRegisters {
   float x[C];
   DEVICE InRegisters(float*) {}
@@ -113,7 +113,7 @@ template <class T> DEVICE void put_sums(char* tile, const Place& p, int t, const
     }
   }
 }
-// Gradients take the place of inputs in their tiles, and go from there to memory.
+// Gradients replace inputs in their tiles; ChunkPieces::flush stores them.
 template <class T, int TOKEN = J * row_bytes<T>(VB)> DEVICE void put_gradient(char* tile, const Place& p, int t, float x) {
   if (p.alive) store((T*)(tile + t * TOKEN + p.j * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "backward_errors.cuh"
 
-// Of a lane's column, over the tokens of a chunk.
+// A lane's column over the tokens of a chunk.
 struct DecayedColumn {
   float ku[C], qs[C], alpha[C], written[C];  // k · W and q · W with the state at the chunk's start, decays, and c
   float X[C], Y[C], du[C];                   // dS and du of the later tokens, decayed back to the token at hand; and du itself
@@ -116,7 +116,7 @@ struct DecayedColumn {
 #pragma unroll
     for (int t = C - 2; t >= 0; t--) flow[t] += flow[t + 1];
   }
-  // To where the gradient of the decay is taken from: by output dim a tile, by head memory.
+  // Store the gradient of the decay: by output dim in a tile, by head in memory.
   DEVICE void put_flow(const Arguments& a, char* tile, const Work& w, i64 t0, int valid, const Place& p) const {
 #pragma unroll
     for (int t = 0; t < C; t++) {
@@ -165,7 +165,7 @@ struct DecayedColumn {
       sync_warp();
     }
   }
-  // What the products with the state take: du and dS decayed to the chunk's start, c to its end.
+  // Operands of the products with the state: du and dS decayed to the chunk's start, c to its end.
   DEVICE void leave(char* du_tile, char* ds_tile, char* c_tile, const Place& p) {
     put_columns(du_tile, p, Y), put_columns(ds_tile, p, X);
     float after = 1.f;

@@ -17,7 +17,7 @@ DEVICE float share_of(float error, float pi, float g, float last, const Place& p
 }
 // By token, a lane all mixtures of its output dims; into their tiles.
 DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], const Place& p) {
-  float x[2][DB][JT], y[2][DB][JT], v[2][DB][2];  // all loads before any store, which they could not pass
+  float x[2][DB][JT], y[2][DB][JT], v[2][DB][2];  // all loads before any store: a load does not overtake a store that may alias it
 #pragma unroll
   for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -58,7 +58,7 @@ DEVICE void errors_by_lanes(const Tiles& tiles, const float (&U)[4][4], float r_
   float last = r_before;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    float v[8], g[8], prior[8];  // all loads before any store, which they could not pass
+    float v[8], g[8], prior[8];  // all loads before any store: a load does not overtake a store that may alias it
     load_half_column<TX, 1>(v, tiles.stage + STAGE_V, half, p);
     if (KEY_GATE) load_half_column<TB, 1>(g, tiles.stage + STAGE_GK, half, p);
 #pragma unroll

@@ -1,5 +1,5 @@
-// Gradients of queries, keys and decays where the decay is by key dim: all chunks at once, from what backward.cu leaves of
-// them. A warp has 32 key dims of one mixture: first the products over the state's columns, then each lane one key dim.
+// Gradients of queries, keys and decays with a decay by key dim, all chunks at once, from du, dS and dW of backward.cu. A warp
+// works on 32 key dims of one mixture: first the products over the state's columns, then one key dim per lane.
 #include "state.cuh"
 
 constexpr int TASKS = KS / 2;                     // warps per mixture
@@ -15,7 +15,7 @@ constexpr int STAGE_COLUMNS = NW * 2 * WARP_PART, STAGE_BYTES = STAGE_COLUMNS + 
 constexpr int X_FLOATS = 32 * C, GRAM_ROW = 20, GRAM_FLOATS = C * GRAM_ROW;
 constexpr int GRAMS = NW * 3 * X_FLOATS * 4, ACROSS = GRAMS + J * 2 * GRAM_FLOATS * 4, LATER_BYTES = ACROSS + NT * 4;
 constexpr int RAW_Q = C * X_ROW, RAW_D = 2 * C * X_ROW, RAW_BYTES = RAW_D + C * J * D_ROW;
-// As many blocks on a multiprocessor as registers and shared memory allow: some compute while others wait for memory.
+// As many blocks per multiprocessor as registers and shared memory allow, so that some compute while others wait for memory.
 constexpr int SMALLEST = RAW_BYTES + 1024 + (2 * STAGE_BYTES > LATER_BYTES ? 2 * STAGE_BYTES : LATER_BYTES);
 constexpr int BY_REGISTERS = (NS == 1 ? 512 : 256) / NT, BY_SHARED = SHARED_LIMIT / SMALLEST;
 constexpr int MOST = BY_REGISTERS < BY_SHARED ? BY_REGISTERS : BY_SHARED, BLOCKS = MOST < 1 ? 1 : MOST;

@@ -1,8 +1,8 @@
-// The backward's query side: dρ and what follows from it, and dS = ρ do.
+// The query side: dS = ρ do, dρ = S do, and from dρ the gradients of query logits and gates.
 #pragma once
 #include "backward.cuh"
 
-struct Spread { float usage, entropy; };  // of the statistics' gradients, what belongs to a column
+struct Spread { float usage, entropy; };  // gradients of a column's usage and entropy
 
 // By the lanes that own the columns, where the mix is blended over time, its statistics count or the decay is by column; dS
 // goes to its tile. What each token reads is in `read` if the decay is by column, otherwise it follows from S here.
@@ -26,7 +26,7 @@ DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& rea
 #pragma unroll
       for (int i = 0; i < 8; i++) dout[i] = 0.f;
   };
-  // In each half all loads come before any store, which they could not pass.
+  // In each half all loads come before any store: a load does not overtake a store that may alias it.
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     float out[8], prior[8];

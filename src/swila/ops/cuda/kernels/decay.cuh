@@ -36,7 +36,7 @@ DEVICE bool is_split(int t, int s, int level) { return is_late(t, level) && (s >
 constexpr int GROUP_TILE = NS * OPERAND_TILE;
 constexpr int GRAM_ROW = PAIR_ROW, GRAM_PLANE = C * GRAM_ROW, GRAM_TILE = NS * GRAM_PLANE;
 
-// What the products of a chunk need, ready for use. Made for all chunks at once, in prepare.cu.
+// Decayed operands of a chunk's products, computed for all chunks at once by prepare.cu.
 struct KeyDecay {
   char *keys_u, *queries, *keys_end, *A, *P;  // operands [J][plane][16, ..]
   float *total, *blocks;  // [J, K]; diagonal blocks of A, [J][half][writer][reader], then the same by reader
@@ -59,7 +59,7 @@ DEVICE KeyDecay key_decay_at(char* p) {
   d.blocks = (float*)p;
   return d;
 }
-// Fetch it for one chunk, or a part of it, from where it lies as it will be used; zeros for a chunk that is not there.
+// Copy them, or a part of them, for one chunk to shared memory; zeros for a chunk that does not exist.
 template <int FROM = 0, int BYTES = KEY_DECAY_BYTES>
 DEVICE void fetch_prepared(char* to, const uint4_* prepared, i64 unit, bool there) {
   const uint4_* from = prepared + (there ? unit * (KEY_DECAY_BYTES / 16) : 0) + FROM / 16 + threadIdx.x;

@@ -1,5 +1,5 @@
-// The recurrence forward, chunk after chunk of 16 tokens. For the backward it keeps what every token wrote, c, and the
-// state every SEGMENT tokens. Equations and names: ../../blocked/algorithm.py.
+// The forward, chunk by chunk of 16 tokens. For the backward it keeps what every token wrote, c, and the state every SEGMENT
+// tokens. Equations and names: ../../blocked/algorithm.py.
 #include "forward.cuh"
 
 constexpr int WARP_U = 0, WARP_C = WARP_U + C * U_ROW * 4, WARP_A = WARP_C + NS * PAIR_PLANE;
@@ -41,7 +41,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
   if (a.rho && p.alive) rho = a.rho[at];
   if (DEAD && !p.alive) r = rho = 0.f;
 
-  if constexpr (K_PADDED)  // the key dims that are not there
+  if constexpr (K_PADDED)  // zero the padding of the key dims
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
   sync_block();
 
@@ -120,7 +120,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
           a.kept_c[(chunk_unit * NS * 2 + i) * 32 + p.lane] =
               *(const uint4_*)(c_tile + i / 2 * PAIR_PLANE + pair_row(i % 2 * 16 + p.lane / 2) + p.lane % 2 * 16);
     };
-    // Lanes read tiles that products have written, and the other way round.
+    // From accumulators to a tile that lanes read by column.
     auto to_lanes = [&](const float (&x)[4][4], int half, int row) {
 #pragma unroll
       for (int nt = 0; nt < 4; nt++)

@@ -1,4 +1,4 @@
-// What the forward kernels share: their arguments, the tiles of a chunk, and how it is fetched.
+// Shared by the forward kernels: arguments, tiles of a chunk, and loads.
 #pragma once
 #include "decay.cuh"
 
@@ -51,7 +51,7 @@ struct Fetch {
   DEVICE void operator()(const Arguments& a, char* s, i64 t0, i64 stop, i64 head, int vt, i64 unit = 0) const {
     parted(a, s, s + STAGE_EARLY, t0, stop, head, vt, unit);
   }
-  // The same with what follows STAGE_EARLY in a place of its own.
+  // The same with the tiles after STAGE_EARLY at an address of their own.
   DEVICE void parted(const Arguments& a, char* s, char* early, i64 t0, i64 stop, i64 head, int vt, i64 unit = 0) const {
     const int valid = t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C;
     const i64 row = t0 * a.H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
@@ -72,7 +72,7 @@ struct Fetch {
   }
 };
 
-// The final state, and the sums for the statistics, where they are asked for.
+// Store the final state and the sums for the statistics, where the call returns them.
 struct Ended {
   float r, rho, used_k, spread_k, used_q, spread_q;
 };

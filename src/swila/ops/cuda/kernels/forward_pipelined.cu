@@ -1,12 +1,12 @@
-// The forward for bf16 without decay, its chunks overlapped: while a chunk's substitution waits for its own results, the
-// tokens of the chunk before are read out and written into the state, and the products of the chunk after are begun.
+// The forward for bf16 without decay, with overlapping chunks: between the steps of a chunk's substitution, the outputs of the
+// chunk before are computed, its writes are added to the state, and the products of the chunk after are started.
 //
 // With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the
 // second, small term waits for the substitution.
 #include "forward.cuh"
 
 static_assert(DECAY == 0 && RAW, "bf16 without decay");
-constexpr int STAGES = 4;  // read out, in work, begun, on their way
+constexpr int STAGES = 4;  // the chunk before, the current one, the next one, and one being fetched
 constexpr int WARP_U = 0, WARP_C = WARP_U + 8 * U_ROW * 4, WARP_A = WARP_C + PAIR_PLANE, WARP_MIX = WARP_A + 2 * 128 * 4;
 constexpr int WARP_PRIOR = WARP_MIX + LANE_MIX * C * U_ROW * 4;
 constexpr int WARP_BYTES = WARP_PRIOR + (LANE_MIX || KEY_GATE || !NORMALIZE) * C * U_ROW * 4;
@@ -37,7 +37,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
   if (a.rho && p.alive) rho = a.rho[at];
   if (DEAD && !p.alive) r = rho = 0.f;
   auto stage = [&](int chunk) { return shared + (chunk & (STAGES - 1)) * STAGE_BYTES; };
-  if constexpr (K_PADDED)  // the key dims that are not there
+  if constexpr (K_PADDED)  // zero the padding of the key dims
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
   for (int i = (int)threadIdx.x; i < C * X_ROW / 4; i += NT) ((u32*)(stage(-1) + STAGE_K))[i] = 0;  // before the first
   sync_block();
@@ -156,7 +156,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
       kf = load_rows(s + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
       nf = load_rows(next + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
     };
-    // What does not wait for the substitution, a bit after each of its steps.
+    // Work that does not depend on the substitution, a part of it after each step.
     auto meanwhile = [&](int step) {
 #pragma unroll
       for (int i = 0; i < 2 * DB; i++) {

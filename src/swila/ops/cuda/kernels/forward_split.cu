@@ -1,15 +1,15 @@
-// The forward for bf16 without decay and two to four mixtures, its work split among the warps of a block.
+// The forward for bf16 without decay and two to four mixtures, with different work for different warps of a block.
 //
-// Some warps only substitute: a lane has one output dim with all its mixtures, so that nothing is exchanged between lanes.
-// The others have the state, 32 columns each, and do the matrix products: while a chunk is substituted they read out the
-// chunk before, advance the state and begin the chunk after, and hand over errors, rates and priors ready for use.
+// Some warps only substitute: a lane works on all mixtures of one output dim, so that lanes exchange nothing. Other warps hold the
+// state, 32 columns each, and compute the matrix products: during the substitution of a chunk they compute the outputs of the
+// chunk before, update the state, start the chunk after, and provide errors, rates and priors.
 // With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second,
-// small term waits for the substitution. A few more warps make the query mix.
+// small term waits for the substitution. The remaining warps compute the query mix.
 #define ALL_BY_TOKEN
 #include "forward.cuh"
 
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
-constexpr int STAGES = 3;  // in work, begun, on their way
+constexpr int STAGES = 3;  // the current chunk, the next one, and one being fetched
 constexpr int SOLVERS = (VB + 31) / 32, MIXERS = SOLVERS;  // warps that substitute, and that mix
 constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS), WITH_SOLVERS = NT + 32 * SOLVERS, WITH_MIXERS = NT + 32 * MIXERS;
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
@@ -111,7 +111,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
         c[j] = rate.x[j] * x[t][j];
         r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
       }
-      float inverse = 1.f;  // multiplied in last, where it is on the way from token to token
+      float inverse = 1.f;  // multiplied in last: the next token waits for it
       if constexpr (NORMALIZE) inverse = unscaled_softmax(r);
 #pragma unroll
       for (int j = 0; j < J; j++) {
@@ -170,7 +170,7 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
     await(MIX_USED, WITH_MIXERS);
 #pragma unroll 1
     for (int from = 0; from < C; from += 4) {
-      float z[4][J], g[4];  // all loads before any store, which they could not pass
+      float z[4][J], g[4];  // all loads before any store: a load does not overtake a store that may alias it
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         load_logits(z[i], s + STAGE_LQ, BY_TOKEN, from + i, dim);
@@ -315,7 +315,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         if (KEY_GATE) *(float2_*)(given + STAY + (t * GATE_ROW + d) * 4) = {1.f - g[h][b][0], 1.f - g[h][b][1]};
       }
   };
-  if constexpr (K_PADDED) {  // the key dims that are not there
+  if constexpr (K_PADDED) {  // zero the padding of the key dims
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_EARLY / 4; i += NT) ((u32*)shared)[i] = 0;
     await(AMONG_PRODUCTS, NT);
   }

@@ -1,6 +1,6 @@
-// Sizes of one specialisation, the place of every number in a warp, and tiles of 16 tokens in shared memory.
+// Sizes of one specialisation, the layout of numbers in a warp, and tiles of 16 tokens in shared memory.
 //
-// Defined by the program that compiles this: K_DIM, V_DIM, MIXTURES, TX (q, k, v), TB (beta, logits, gates), TD (decay),
+// Macros given at compilation: K_DIM, V_DIM, MIXTURES, TX (q, k, v), TB (beta, logits, gates), TD (decay),
 // DECAY (0 none, 1 by key dim, 2 by output dim, 3 by head), POST, NORMALIZE, KEY_GATE, QUERY_GATE, STATS, INDEX, WARPS.
 //
 // A block works on VB output dims of one (sequence, head), a warp on 32 columns (j, d) of it, a lane on one column:
@@ -19,7 +19,7 @@ constexpr int JP = J > 8 ? 16 : J > 4 ? 8 : J > 2 ? 4 : J;
 constexpr int DPW = 32 / JP;
 constexpr int NW = WARPS, VB = V < NW * DPW ? V : NW * DPW, VT = V / VB;  // blocks along the output dims
 constexpr int NT = NW * 32;
-constexpr bool DEAD = JP != J || V < DPW;  // some lanes have no column
+constexpr bool DEAD = JP != J || V < DPW;  // whether some lanes have no column
 constexpr bool BY_KEY = DECAY == 1, BY_COLUMN = DECAY == 2 || DECAY == 3;
 constexpr int NG = BY_KEY ? J : 1;  // groups of columns with key decays of their own
 // Operands of matrix products: bf16, or where inputs are more precise the sum of two of them.
@@ -80,7 +80,7 @@ DEVICE A16 stacked(const B16& x, const B16& y) {
   for (int s = 0; s < NS; s++) a.x[s][0] = x.x[s][0], a.x[s][1] = y.x[s][0], a.x[s][2] = x.x[s][1], a.x[s][3] = y.x[s][1];
   return a;
 }
-// One of the two again: the columns (or tokens) of half h.
+// One half of such an operand: the columns (or tokens) of half h.
 DEVICE B16 half_of(const A16& a, int h) {
   B16 b;
 #pragma unroll
@@ -93,7 +93,7 @@ DEVICE A16 only_half(A16 a, int h) {
   return a;
 }
 
-// Where a lane stands.
+// Indices of a lane.
 struct Place {
   int warp, lane, row, quad;  // row and quad: its place in the tiles of matrix products
   int j, d, column;           // mixture, output dim within the warp, number of the column in the warp
@@ -156,7 +156,7 @@ DEVICE A16 load_columns_operand(const char* tile, int from, int lane) {
     ldmatrix(a.x[s], tile + s * PAIR_PLANE + pair_row(from + (lane & 15)) + (lane >> 4) * 16);
   return a;
 }
-// And back into the tile.
+// Store such an operand into the tile.
 DEVICE void put_columns_operand(char* tile, const A16& a, int from, const Place& p) {
 #pragma unroll
   for (int s = 0; s < NS; s++)
@@ -250,8 +250,8 @@ template <class T, int R> DEVICE void load_column(float (&x)[C], const char* til
   }
 }
 
-// Copies of R rows per token of 16 tokens into a tile; tokens from `valid` on become zeros. Where a thread's pieces are is
-// found once, and the same for all tensors of one shape.
+// Copies R rows per token, for 16 tokens, into a tile; tokens from `valid` on become zeros. The pieces of a thread are computed
+// once and used for all tensors of one shape.
 template <int R, int BYTES, int ROW, int TOKEN = R * ROW> struct Pieces {
   static constexpr int PER_ROW = BYTES / 16, PER_TOKEN = R * PER_ROW, ALL = C * PER_TOKEN;
   static constexpr bool REGULAR = NT % PER_TOKEN == 0;  // then a thread's pieces are the same ones of several tokens
@@ -277,7 +277,7 @@ template <int R, int BYTES, int ROW, int TOKEN = R * ROW> struct Pieces {
     for (int n = 0; n < MINE; n++)
       if (FULL || token(n) < C) copy_async(tile + to(n), (const char*)base + from(n), (int)token(n) < valid);
   }
-  DEVICE void flush(void* base, const char* tile, int valid) const {  // the way back
+  DEVICE void flush(void* base, const char* tile, int valid) const {  // from the tile to memory
 #pragma unroll
     for (int n = 0; n < MINE; n++)
       if ((FULL || token(n) < C) && (int)token(n) < valid) *(uint4_*)((char*)base + from(n)) = *(const uint4_*)(tile + to(n));
@@ -311,7 +311,7 @@ DEVICE float over_mixtures(float x) {
   for (int m = 1; m < JP; m *= 2) x += shfl_xor(x, m);
   return x;
 }
-// The same with fewer instructions and a longer wait, for where nothing waits.
+// The same with fewer instructions and a longer latency, for results that are not needed soon.
 DEVICE float sum_mixtures(float x) {
 #pragma unroll
   for (int m = 1; m < JP; m *= 2) x += shfl_xor(x, m);
@@ -372,7 +372,7 @@ DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, 
 }
 // The same for all 16 tokens, into a tile [token, column].
 DEVICE void put_prior(float* tile, const char* logits, const Place& p) {
-  float x[2][DB][JT], y[2][DB][JT];  // all loads before any store, which they could not pass
+  float x[2][DB][JT], y[2][DB][JT];  // all loads before any store: a load does not overtake a store that may alias it
 #pragma unroll
   for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -386,7 +386,7 @@ DEVICE void put_prior(float* tile, const char* logits, const Place& p) {
         *(float2_*)&tile[(p.row + h * 8) * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[h][b][i], y[h][b][i]};
   sync_warp();
 }
-// And of a lane's column; `tile` is for the exchange.
+// The same for a lane's column; `tile` is scratch.
 DEVICE void load_prior(float (&pi)[C], const char* logits, float* tile, const Place& p) {
   if constexpr (J == 1) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Decays by key dim: what the products of every chunk need, for all chunks at once. A thread has two neighbouring key dims
-// of one mixture over half a chunk; a warp has the products of one mixture and level.
+// Decays by key dim: decayed keys, queries and Gram matrices of every chunk, all chunks at once. A thread works on two neighbouring
+// key dims of one mixture over half a chunk, a warp on the products of one mixture and level.
 #include "decay.cuh"
 
 constexpr int HALF = C / 2;
@@ -18,7 +18,7 @@ struct Arguments {
   i64 N, T, H;
 };
 
-// Two neighbours as they come: fewer registers, and nothing waits for one load before the next is on its way.
+// Two neighbours in their own dtype: fewer registers, and all loads can be in flight at once.
 template <class T> struct Two {
   u32 x[sizeof(T) / 2];
 };
@@ -170,7 +170,7 @@ template <int LEVEL> DEVICE void gram_levels(const KeyDecay& d, const char* leve
 KERNEL void __launch_bounds__(NT, SHARES == 1 && NS == 1 ? 3 : 2) swila_prepare(const Arguments a) {
   SHARED(shared);
   const Place p = place();
-  // A grid has fewer than 2^31 blocks, and divisions of 64 bits take long.
+  // 32 bits suffice for the number of blocks, and 64-bit divisions are slow.
   const u32 heads = (u32)a.H, item = blockIdx.x / heads;
   const i64 H = a.H, head = blockIdx.x % heads;
   Span span;
@@ -199,12 +199,12 @@ KERNEL void __launch_bounds__(NT, SHARES == 1 && NS == 1 ? 3 : 2) swila_prepare(
   };
   auto level_at = [&](int level, int j, int dim) { return shared + (level & 1) * LEVEL_BYTES + j * LEVEL_TILE + dim * 2; };
   each([&](Share& x, int half, int j, int dim) { x.load(a, token + half * HALF * H, valid - half * HALF, j, dim); });
-  // Gram matrices have zeros where nothing is ever written.
+  // Zeros, for the entries of the Gram matrices that are not written.
 #pragma unroll
   for (int i = 0; i < READY_GRAMS_BYTES / 16; i += NT)
     if (i + NT <= READY_GRAMS_BYTES / 16 || i + tid < READY_GRAMS_BYTES / 16)
       ((uint4_*)(shared + READY_GRAMS))[i + tid] = {};
-  // The diagonal of P, which no decay is in.
+  // The diagonal of P, which contains no decay.
   constexpr int LANES = NT / C;
   const int row = (int)(tid / LANES), part = (int)(tid % LANES);
   float diagonal = 0.f;

@@ -1,4 +1,4 @@
-// Types, conversions and warp-wide instructions. A program that compiles these kernels for the CPU brings its own.
+// Types, conversions and warp-wide instructions. The emulator on the CPU defines its own.
 #pragma once
 
 #ifndef SWILA_EMULATOR
@@ -11,14 +11,14 @@ typedef long long i64;
 #define SHARED(name) extern __shared__ __align__(16) char name[]
 // NVRTC has no offsetof, but this operator of its front end, which is a constant expression.
 #define OFFSET_OF(type, field) __INTADDR__(&((type*)0)->field)
-// What a kernel needs, for the host to read.
+// Bytes of shared memory and number of threads of a block, for the host to read.
 #define NEEDS(bytes, threads) extern "C" __constant__ int swila_shared_bytes = (bytes); \
   extern "C" __constant__ int swila_threads = (threads);
 
 DEVICE float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float lg2(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float rcp(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-// The larger one; NaN if either is, so that a NaN of the user's stays in sight.
+// The maximum; NaN if either is NaN, so that NaNs of the inputs reach the results.
 DEVICE float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 
 DEVICE u32 pack_bf16(float low, float high) {
@@ -39,9 +39,9 @@ DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
-// The thread's index, found anew: what follows from it is computed where it is used rather than held in registers.
+// The thread's index, read again: values derived from it are then computed where they are used, not held in registers.
 DEVICE u32 thread_again() { u32 i; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i)); return i; }
-// Barriers of some of a block's warps: those that only announce their writes arrive, those that need them wait.
+// Barriers among some warps of a block: warps that only announce their writes arrive, warps that need them wait.
 DEVICE void announce(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
 DEVICE void await(int barrier, int threads) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
 
@@ -93,7 +93,7 @@ DEVICE float to_float(float x) { return x; }
 DEVICE void store(bf16* p, float x) { p->bits = (u16)pack_bf16(x, 0.f); }
 DEVICE void store(f16* p, float x) { p->bits = (u16)pack_f16(x, 0.f); }
 DEVICE void store(float* p, float x) { *p = x; }
-// Two neighbours at once; p is at an even place.
+// Two neighbours at once; the index of p is even.
 DEVICE void store2(bf16* p, float x, float y) { *(u32*)p = pack_bf16(x, y); }
 DEVICE void store2(f16* p, float x, float y) { *(u32*)p = pack_f16(x, y); }
 DEVICE void store2(float* p, float x, float y) { *(float2_*)p = {x, y}; }

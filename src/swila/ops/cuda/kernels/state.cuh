@@ -1,9 +1,9 @@
-// Which tokens a block works on, and what is kept of them: c of every chunk, states at the ends of segments, and the order in
-// which registers have them.
+// The tokens that a block works on, and what is kept for the backward: c of every chunk and the states at the ends of segments,
+// in the order of registers.
 #pragma once
 #include "layout.cuh"
 
-// Which tokens of which sequence a block works on.
+// A sequence and the range of its tokens.
 struct Span {
   i64 n, begin, end;
 };
@@ -12,8 +12,8 @@ DEVICE Span sequence(const INDEX* bounds, i64 n, i64 T) {
   return {n, n * T, n * T + T};
 }
 
-// Rows of what is kept: one per chunk of 16 tokens, one per segment. In packed sequences, whose bounds fall anywhere, a row
-// is numbered by its first token and its sequence, which no two share.
+// Rows of the kept tensors: one per chunk of 16 tokens, one per segment. In packed sequences a row is numbered by its first
+// token and its sequence, so that no two share a number.
 DEVICE i64 chunk_row(const INDEX* bounds, const Span& span, i64 chunk, i64 T) {
   return bounds ? (span.begin + chunk * C) / C + span.n : span.n * ((T + C - 1) / C) + chunk;
 }
@@ -21,7 +21,7 @@ DEVICE i64 segment_row(const INDEX* bounds, const Span& span, i64 segment, i64 T
   return bounds ? (span.begin + segment * SEGMENT) / SEGMENT + span.n : span.n * ((T + SEGMENT - 1) / SEGMENT) + segment;
 }
 
-// The chunk of such a row, and its sequence; -1 if no chunk has that number.
+// The inverse: the chunk of a row, and its sequence; -1 if the row is empty.
 DEVICE i64 chunk_of(const INDEX* bounds, i64 row, i64 N, i64 T, Span& span) {
   if (!bounds) {
     i64 per = (T + C - 1) / C;

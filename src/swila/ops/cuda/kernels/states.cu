@@ -1,5 +1,5 @@
-// The state at the start of every chunk, as operands, from those kept at the ends of segments: all segments at once.
-// Only where a decay keeps the backward from walking the state back.
+// The state at the start of every chunk, as operands of products, from the states kept at the ends of segments; all segments at
+// once. Only with a decay: without one the backward recovers the states itself.
 #include "decay.cuh"
 
 constexpr int STAGE_K = 0, STAGE_D = C * X_ROW, STAGE_BYTES = BY_KEY ? READY_STATE_BYTES : STAGE_D + DECAY_TILE;
@@ -23,7 +23,7 @@ KERNEL void __launch_bounds__(NT, KP <= 64 ? 2 : 1) swila_states(const Arguments
   const Place p = place();
   char *operands = shared + 2 * STAGE_BYTES, *c_tile = operands + OPERANDS + p.warp * WARP_BYTES;
   float* factors = (float*)(c_tile + NS * PAIR_PLANE);
-  // A grid has fewer than 2^31 blocks, and divisions of 64 bits take long.
+  // 32 bits suffice for the number of blocks, and 64-bit divisions are slow.
   const u32 block = blockIdx.x / VT, heads = (u32)a.H;
   const i64 H = a.H, T = a.T, head = block % heads, item = block / heads;
   const int vt = (int)(blockIdx.x % VT), first = vt * VB + p.warp * DPW;
@@ -105,7 +105,7 @@ KERNEL void __launch_bounds__(NT, KP <= 64 ? 2 : 1) swila_states(const Arguments
     copy_commit();
     emit_state(to, W, 0);
     to += warp_units * STATE_PIECES * 32;
-    sync_warp();  // a bound for the compiler, which else holds two states at once
+    sync_warp();  // keeps the compiler from holding two states at once
     if constexpr (BY_KEY) {
       KeyDecay decay;
       decay.keys_end = stage, decay.total = (float*)(stage + J * GROUP_TILE);

@@ -1,5 +1,5 @@
-// One token of the recurrence: every state row is read once and written once, in place if asked to. A group of lanes has
-// all mixtures of one output dim, four key dims per lane.
+// One token of the recurrence. Every row of the state is read once and written once, possibly in place. A group of lanes works on
+// all mixtures of one output dim, with four key dims per lane.
 #include "layout.cuh"
 
 constexpr int LANES = K / 4, GROUPS = NT / LANES;  // output dims per block
