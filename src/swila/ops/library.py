@@ -11,6 +11,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ def eager(x: Inputs, options: Options, backend: str, save: bool) -> Results:
         save: Whether autograd needs a backward (:func:`~swila.ops.call.needs_grad`).
     """
     if save:
-        return _as_results(x, options, _EagerCall.apply(options, backend, *x))
+        return _as_results(x, options, _EagerCall.apply(x, options, backend, *_given(x)))
     with torch._C._AutoDispatchBelowAutograd():
         return _as_results(x, options, _forward_op(*x, *options, False, backend, __version__))
 
@@ -77,24 +78,21 @@ class _EagerCall(torch.autograd.Function):
     """The registered operators without the generic autograd wrapper of ``torch.library``, which costs 0.2 ms a call."""
 
     @staticmethod
-    def forward(ctx, options: Options, backend: str, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        x = Inputs(*tensors)  # type: ignore[arg-type]
+    def forward(ctx, x: Inputs, options: Options, backend: str, *given: Tensor) -> tuple[Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
             returned = _forward_op(*x, *options, True, backend, __version__)
         num_results = len(_present(x, options))
-        ctx.options, ctx.backend = options, backend
+        ctx.options, ctx.backend, ctx.given = options, backend, [t is not None for t in x]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*x, *returned[num_results:])
+        ctx.save_for_backward(*given, *returned[num_results:])
         return tuple(returned[:num_results])
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # read once: activation checkpointing forbids a second time
-        x, saved = Inputs(*tensors[:_NUM_INPUTS]), list(tensors[_NUM_INPUTS:])
         if torch.is_grad_enabled():  # with create_graph: the operator's own formula refuses second derivatives
-            return (None, None, *_input_gradients(x, ctx.options, ctx.backend, saved, grads))
+            return (None, None, None, *_input_gradients(ctx, grads))
         with torch._C._AutoDispatchBelowAutograd():
-            return (None, None, *_input_gradients(x, ctx.options, ctx.backend, saved, grads))
+            return (None, None, None, *_input_gradients(ctx, grads))
 
 
 def _auto() -> str:
@@ -111,26 +109,29 @@ def _auto_step() -> str:
 _auto._dynamo_marked_constant = _auto_step._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _present(x: Inputs, options: Options) -> list[str]:
-    """Names of the results the call has, in order: every backend returns just these."""
-    names = ["output"]
-    if options.return_state:
-        names += ["W"] + ["r"] * (x.key_gate is not None) + ["rho"] * (x.query_gate is not None)
-    return names + (list(Results._fields[4:]) if options.routing_stats else [])
+def _present(x: Inputs, options: Options) -> tuple[str, ...]:
+    """Names of the results of a call, in order; every backend returns exactly these."""
+    return _names(options.return_state, x.key_gate is not None, x.query_gate is not None, options.routing_stats)
+
+
+@cache
+def _names(state: bool, r: bool, rho: bool, stats: bool) -> tuple[str, ...]:
+    found = [True, state, state and r, state and rho, *[stats] * 4]
+    return tuple(name for name, there in zip(Results._fields, found, strict=True) if there)
 
 
 def _as_results(x: Inputs, options: Options, tensors: Sequence[Tensor]) -> Results:
     return Results(**dict(zip(_present(x, options), tensors, strict=False)))
 
 
-def _input_gradients(
-    x: Inputs, options: Options, backend: str, saved: list[Tensor], grads: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Gradients of every tensor of :class:`Inputs`, None for those that the call lacks and for ``cu_seqlens``."""
+def _input_gradients(ctx, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of the tensors that the call has, in the order of :class:`Inputs`; None for ``cu_seqlens``."""
     if all(grad is None for grad in grads):
-        return [None] * _NUM_INPUTS
-    computed = iter(_backward_op(*x, *options, backend, saved, list(grads)))
-    return [None if t is None else next(computed) for t in x[:-1]] + [None]
+        return [None] * sum(ctx.given)
+    tensors = iter(ctx.saved_tensors)  # read once: activation checkpointing forbids a second time
+    x = Inputs(*[next(tensors) if given else None for given in ctx.given])  # type: ignore[arg-type]
+    computed = _backward_op(*x, *ctx.options, ctx.backend, list(tensors), list(grads))
+    return computed if x.cu_seqlens is None else [*computed, None]
 
 
 def _split(args: tuple) -> tuple[Inputs, Options, tuple]:
@@ -210,9 +211,8 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grads):
-    tensors = iter(ctx.saved_tensors)
-    x = Inputs.of(next(tensors) if given else None for given in ctx.given)
-    of_inputs = _input_gradients(x, ctx.options, ctx.backend, list(tensors), grads[: ctx.num_results])
+    computed = iter(_input_gradients(ctx, grads[: ctx.num_results]))
+    of_inputs = [next(computed) if given else None for given in ctx.given]
     return (*of_inputs, *[None] * (_NUM_OPTIONS + 3))
 
 
