@@ -4,8 +4,8 @@
     python tools/host_time.py --beside ../old/src    # and another version of the package, taking turns
     python tools/host_time.py --out results/host-time.json
 
-Checks of values are off, as they are on a GPU. A turn is a new process; its time is the mean of the fastest of ten batches of
-calls, as in ``timeit``. The result is the median over turns.
+Checks of values are off, as they are on a GPU. A turn is a new process. Its time is the mean of the fastest of ten
+batches of calls, as in ``timeit``. The result is the median over turns.
 """
 
 from __future__ import annotations

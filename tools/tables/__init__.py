@@ -8,6 +8,7 @@ from pathlib import Path
 from tools.tables.cdar_memory import memory_table, tokens_table
 from tools.tables.generation import generation_table
 from tools.tables.headline import headline
+from tools.tables.host_time import host_time_table
 from tools.tables.operation import baseline_tables, op_table, ratio_table
 from tools.tables.provenance import check
 from tools.tables.recall import epochs_table, rates_table, recall_table, settings_table, small_table
@@ -39,6 +40,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
         "docs/benchmarks.md": {
             "bench-op-cuda": baseline_tables(op),
             "bench-op-cpu": op_table(op_cpu),
+            "host-time": host_time_table(load("host-time")),
             "bench-generate": generation_table(generation),
             "bench-training": training_table(load("training-cuda")),
             "bench-training-paper": training_table(load("training-cuda-cdar"), load("training-cuda-cdar-before")),
