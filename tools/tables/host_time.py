@@ -19,6 +19,7 @@ def host_time_table(record: dict[str, Any]) -> str:
         ["variant", "forward without gradients, µs", "forward, µs", "forward + backward, µs"],
         rows,
         "Before → after the operators got an `autograd.Function` of their own. The backend computes nothing, and "
-        f"values are not checked. Medians of {record['repeats']} processes, in turns, each with the fastest of ten batches of "
+        "values are not checked. "
+        f"Medians of {record['repeats']} processes, in turns, each with the fastest of ten batches of "
         f"{record['calls'] // 10} calls. {conditions(record)}.",
     )
