@@ -52,7 +52,7 @@ _auto.register()
 
 
 def __getattr__(name: str) -> Any:
-    """Language models and generation, when they are first asked for."""
+    """Import language models and generation on first access."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -96,12 +96,12 @@ class _EagerCall(torch.autograd.Function):
 
 
 def _auto() -> str:
-    """``auto`` for a graph: bound to the backends that are usable where it is traced, as it may be cached."""
+    """``auto:`` with the backends that are usable now: a traced graph may be cached and used on another machine."""
     return "auto:" + ",".join(usable_backends())
 
 
 def _auto_step() -> str:
-    """The same for a decoding step: those that have a way made for it."""
+    """The same for a decode step, with the backends that implement one."""
     return "auto:" + ",".join(name for name in usable_backends() if get_backend(name).step is not None)
 
 

@@ -113,7 +113,7 @@ def num_segments(x: Inputs) -> int:
 
 
 def _num_rows(x: Inputs, tokens: int) -> int:
-    """Return the number of rows for blocks of so many tokens of a sequence.
+    """Return the number of rows, one for each block of ``tokens`` tokens of a sequence.
 
     In packed sequences, whose bounds fall anywhere, rows are numbered by their first token and their sequence, and some
     stay empty.
