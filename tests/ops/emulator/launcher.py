@@ -18,7 +18,7 @@ from swila.ops.cuda.table import KERNELS
 HERE = Path(__file__).parent
 SHARED_LIMIT = 232448
 BUILD = Path(tempfile.gettempdir()) / "swila-emulator"
-OPTIONS = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+OPTIONS = ["-std=c++17", "-Og", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
 
 
 @cache
@@ -26,7 +26,7 @@ def build(kernel: str, defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
     """Return a shared library with the kernel, compiled for these macros from the same text as for a GPU."""
     ours = [path.read_text() for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp")])]
     text = source(kernel)
-    key = hashlib.sha256(repr((kernel, defines, text, ours)).encode()).hexdigest()[:20]
+    key = hashlib.sha256(repr((kernel, defines, OPTIONS, text, ours)).encode()).hexdigest()[:20]
     library = BUILD / f"{key}.so"
     if not library.exists():
         BUILD.mkdir(exist_ok=True)
