@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -72,7 +73,8 @@ def forwards(options: Any, to: type) -> Callable[[Init], Init]:
     """Return a decorator for an ``__init__`` that forwards ``**shared`` to the ``__init__`` of a base class.
 
     The decorator writes the options into the signature, with the defaults of the base class, and into the docstring.
-    :func:`help`, :func:`inspect.signature` and :func:`swila.layers.make_mixer` thus see all options of a layer.
+    :func:`help`, :func:`inspect.signature` and :func:`swila.layers.make_mixer` thus see all options of a layer. An
+    option that the layer does not have raises a TypeError that lists those it has.
 
     Args:
         options: The TypedDict that ``**shared`` is annotated with.
@@ -85,9 +87,19 @@ def forwards(options: Any, to: type) -> Callable[[Init], Init]:
     def decorate(init: Init) -> Init:
         signature = inspect.signature(init)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        init.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-        init.__doc__ = f"{inspect.getdoc(init) or 'Make the layer.'}\n\nShared options:\n{described}"
-        return init
+        complete = signature.replace(parameters=[*own, *shared])
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            for name in kwargs:
+                if name not in complete.parameters:  # here, because the base class would name itself in the error
+                    known = ", ".join(list(complete.parameters)[1:])
+                    raise TypeError(f"{type(self).__name__} has no option {name!r}; it has {known}")
+            init(self, *args, **kwargs)
+
+        checked.__signature__ = complete  # type: ignore[attr-defined]
+        checked.__doc__ = f"{inspect.getdoc(init) or 'Make the layer.'}\n\nShared options:\n{described}"
+        return cast(Init, checked)
 
     return decorate
 
