@@ -47,11 +47,11 @@ class Experiment(Generic[Row]):
         models: Models of the experiment, in the order of its tables.
         make_runs: Function from the name of a preset, and what replaces its settings, to the runs.
         summarize: Function from runs to rows.
-        references: Function from a preset to the scores that models are compared with.
         columns: Columns of the table, after that of the model.
         caption: Function from a record to the caption of the table.
         draw: Function that draws the figures of a record in the directory ``out`` and returns the files of each. The
             third argument is the directory of the runs, None if there is none.
+        references: Function from a preset to the scores that models are compared with; none by default.
         keeps_curves: Whether the record keeps the score at every evaluation.
     """
 
@@ -62,10 +62,10 @@ class Experiment(Generic[Row]):
     models: Mapping[str, Model]
     make_runs: Callable[..., list[TrainingRun]]
     summarize: Callable[[Sequence[RunRecord]], list[Row]]
-    references: Callable[[Any], References]
     columns: Sequence[Column[Row]]
     caption: Callable[[Record[Row]], str]
     draw: Callable[[Record[Row], Path, Path | None], list[list[Path]]]
+    references: Callable[[Any], References] = lambda preset: {}
     keeps_curves: bool = True
 
     def record(self, preset: str, directory: Path) -> Record[Row]:

@@ -18,7 +18,6 @@ MQAR = Experiment[RecallRow](
     models=MODELS,
     make_runs=make_runs,
     summarize=summarize,
-    references=lambda preset: {},
     columns=COLUMNS,
     caption=lambda record: CAPTION,
     draw=draw,

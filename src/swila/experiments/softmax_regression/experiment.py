@@ -17,7 +17,6 @@ SOFTMAX_REGRESSION = Experiment[RegressionRow](
     models=MODELS,
     make_runs=make_runs,
     summarize=summarize,
-    references=lambda preset: {},
     columns=(
         Column("heads, mixtures", lambda row: row["size"] + (" *" if row["best_of_budget"] else "")),
         Column("state", lambda row: count(row["state"])),
