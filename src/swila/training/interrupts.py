@@ -10,11 +10,17 @@ from typing import Any
 
 
 class Interrupts(threading.Event):
-    """A flag that the first Ctrl-C sets."""
+    """A flag that the first Ctrl-C sets.
+
+    Attributes:
+        waits: Whether the first signal only sets the flag.
+        signal: Number of the first signal, None before it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits = True
+        self.signal: int | None = None
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -48,6 +54,8 @@ def interrupts_as_flag() -> Iterator[Interrupts]:
 
     def note(number: int, frame: Any) -> None:
         first = not flag.is_set()
+        if first:
+            flag.signal = number
         flag.set()
         if not (first and flag.waits):
             raise KeyboardInterrupt

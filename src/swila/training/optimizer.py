@@ -9,7 +9,7 @@ from torch import nn
 
 
 def make_optimizer(
-    model: nn.Module, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
+    model: nn.Module, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
 ) -> torch.optim.AdamW:
     """Return fused AdamW for all parameters of a model; see :func:`parameter_groups` for the weight decay.
 
@@ -18,8 +18,9 @@ def make_optimizer(
         lr: Learning rate of the first update.
         weight_decay: Weight decay of the parameters that are not exempt.
         betas: Decay rates of the two moments.
+        eps: Term added to the denominator.
     """
-    return torch.optim.AdamW(parameter_groups(model, weight_decay), lr, betas, fused=True)
+    return torch.optim.AdamW(parameter_groups(model, weight_decay), lr, betas, eps, fused=True)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from swila.experiments.loop.batches import ShuffledBatches
 from swila.experiments.loop.config import TrainingConfig
 from swila.experiments.loop.objective import Objective
 from swila.layers import collect_auxiliary_loss
+from swila.training.compilation import compiling
 from swila.training.optimizer import make_optimizer
 from swila.training.precision import autocast
 
@@ -133,10 +132,3 @@ class CapturedUpdates(Updates):
         ):
             self._next()
         return graph
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Raise torch's limits of recompilation: a sweep has many models, each with shapes that never change."""
-    with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=4096):
-        yield

@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,17 @@ from swila.models.language.configuration import SwiLAConfig
 from swila.models.language.cross_entropy import IGNORE, chunked_cross_entropy, linear_cross_entropy
 from swila.models.language.model_card import write_model_card
 from swila.ops.validation import INTEGER
+
+
+@dataclass
+class SwiLACausalLMOutput(CausalLMOutputWithPast):
+    """The output of :class:`SwiLAForCausalLM`.
+
+    Attributes:
+        auxiliary_loss: Part of ``loss`` that is load balancing, in training with labels; detached.
+    """
+
+    auxiliary_loss: Tensor | None = None
 
 
 class SwiLABlock(GradientCheckpointingLayer):
@@ -334,7 +346,7 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
                     f"{name} must be int32 or int64 and [B, T] = {list(hidden.shape[:2])}, "
                     f"got {given.dtype} of shape {list(given.shape)}"
                 )
-        loss, logits = None, None
+        loss, auxiliary, logits = None, None, None
         if labels is not None and shift_labels is None:
             shift_labels = _next_tokens(labels, attention_mask, position_ids, _bounds(cu_seqlens, kwargs))
         all_positions = isinstance(logits_to_keep, int) and logits_to_keep == 0
@@ -342,13 +354,18 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden if all_positions else hidden[:, last])
         if shift_labels is not None:
-            loss = self._loss(hidden, shift_labels, num_items_in_batch, logits if all_positions else None)
+            loss, auxiliary = self._loss(hidden, shift_labels, num_items_in_batch, logits if all_positions else None)
         if return_dict is False or (return_dict is None and not self.config.return_dict):
             parts = (loss, logits, outputs.past_key_values, outputs.hidden_states)
             return tuple(part for part in parts if part is not None)
-        return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states)
+        return SwiLACausalLMOutput(
+            loss, logits, outputs.past_key_values, outputs.hidden_states, auxiliary_loss=auxiliary
+        )
 
-    def _loss(self, hidden: Tensor, targets: Tensor, num_items: Tensor | int | None, logits: Tensor | None) -> Tensor:
+    def _loss(
+        self, hidden: Tensor, targets: Tensor, num_items: Tensor | int | None, logits: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the loss, and in training the part of it that is load balancing."""
         targets, hidden = targets.flatten().to(hidden.device), hidden.flatten(0, 1)
         chunk, head = self.config.loss_chunk_size, self.lm_head
         if logits is not None:
@@ -360,10 +377,11 @@ class SwiLAForCausalLM(SwiLAPreTrainedModel, GenerationMixin):
         mine = (targets != IGNORE).sum().clamp_min(1)
         divisor = mine if num_items is None else torch.as_tensor(num_items, device=hidden.device)
         loss = total / divisor
-        if self.training:
-            # the auxiliary loss has the share of this batch under gradient accumulation
-            loss = loss + collect_auxiliary_loss(self.model) * (mine / divisor)
-        return loss
+        if not self.training:
+            return loss, None
+        # the auxiliary loss has the share of this batch under gradient accumulation
+        auxiliary = collect_auxiliary_loss(self.model) * (mine / divisor)
+        return loss + auxiliary, auxiliary.detach()
 
     def prepare_inputs_for_generation(
         self,
