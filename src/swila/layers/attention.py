@@ -244,6 +244,10 @@ class Attention(QKVMixer):
         """Return the number of scalars in keys and values of ``length`` tokens."""
         return 2 * self.num_kv_heads * self.head_dim * length
 
+    def mixing_flops(self, length: int) -> float:
+        """Return ``2 T D`` for each of the query heads: ``Q Kᵀ`` and ``P V`` over T / 2 tokens on average."""
+        return 2.0 * length * self.num_heads * self.head_dim
+
 
 class ForgettingAttention(Attention):
     """Softmax attention with forget gates: ``logits_ts = q_t · k_s / √D + Σ_{s<i<=t} log f_i``, f a sigmoid per head.

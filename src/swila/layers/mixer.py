@@ -200,3 +200,11 @@ class SequenceMixer(nn.Module):
         As in the paper, states of convolutions and SwiLA's last responsibilities are not counted.
         """
         raise NotImplementedError
+
+    def mixing_flops(self, length: int) -> float:
+        """Return the floating-point operations per token of mixing along time, in sequences of ``length`` tokens.
+
+        They are those of the forward pass, without ``Linear`` modules and convolutions, which are counted elsewhere.
+        The default is 0: a layer that does not override this method is counted by its ``Linear`` modules alone.
+        """
+        return 0.0

@@ -95,3 +95,7 @@ class QKVMixer(SequenceMixer):
             kept = self.k_conv1d.state_shape(self.streams), self.v_conv1d.state_shape(self.streams)
             return self.q_conv1d.state_shape(), *kept
         return None
+
+    def convolution_flops(self) -> float:
+        """Return the floating-point operations per token of the convolutions: a product and a sum for each tap."""
+        return sum(2.0 * (kept + 1) * channels for kept, channels in self.conv_form() or ())

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from swila.layers.cache import LayerState, Shape
 from swila.layers.checks import check_counts, check_numbers
 from swila.layers.context import CallContext
+from swila.layers.decay import DecayGate
 from swila.layers.norms import l2_norm, rms_norm
 from swila.layers.options import SharedOptions, forwards
 from swila.layers.projection import make_projection
@@ -193,3 +194,12 @@ class RecurrentMixer(QKVMixer):
     def state_size(self, length: int = 1) -> int:
         """Return ``H K V`` for each stream; see :meth:`SequenceMixer.state_size`."""
         return self.streams * self.num_heads * self.head_k_dim * self.head_v_dim
+
+    def mixing_flops(self, length: int) -> float:
+        """Return ``6 K V`` per head, mixture and stream: ``W k``, ``W + c kᵀ`` and ``W q``; ``7 K V`` with a decay.
+
+        All streams are counted: a token that is not routed to a memory is still multiplied with its state. The count
+        is that of the token loop; kernels that work on chunks do more.
+        """
+        decays = any(isinstance(part, DecayGate) for part in self.children())
+        return (7.0 if decays else 6.0) * self.state_size()

@@ -134,6 +134,11 @@ class ExecutionRecipe:
     activation_checkpointing: ActivationCheckpointing = "none"
     shard_size: int | None = None
 
+    def recomputes(self, layer: int) -> bool:
+        """Return whether the activations of a block, by its index from 0, are recomputed in the backward pass."""
+        which = self.activation_checkpointing
+        return which == "all" or (isinstance(which, int) and (layer + 1) % which == 0)
+
 
 @dataclass(frozen=True)
 class CheckpointRecipe:
