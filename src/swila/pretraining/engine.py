@@ -151,7 +151,7 @@ def pretrain(
         session = Session(run)
         try:
             return session.train(interrupted)
-        except (BadBatchError, OSError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:
             if world.main:
                 run.directory.note_failure(error)
             raise
@@ -231,7 +231,7 @@ class Session:
         if last is not None:
             self.state = SessionState.from_json(self.checkpoints.load(self.model, self.optimizer, last))
         self.flops = flops_per_token(self.model, recipe.data.length).training
-        self.peak = peak_flops(device)
+        self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         self.begun = time.perf_counter() - self.state.seconds
         self.timed, self.updates_timed = 0.0, 0
         self.writer: MetricsWriter | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,9 +38,18 @@ class MetricsWriter:
         directory: Directory of the run.
         step: Step of the checkpoint that the run resumes from, 0 for a new run.
         tensorboard: Whether to write TensorBoard's event files as well, if TensorBoard is installed.
+        wandb: Project of Weights & Biases to write to as well, or None.
+        config: Configuration of the run, for Weights & Biases.
     """
 
-    def __init__(self, directory: Path, step: int = 0, tensorboard: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        step: int = 0,
+        tensorboard: bool = True,
+        wandb: str | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
         path = directory / METRICS
         kept = path.with_suffix(".tmp")
         kept.write_text("".join(json.dumps(line) + "\n" for line in read_metrics(path) if line["step"] <= step))
@@ -50,18 +60,39 @@ class MetricsWriter:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(directory), purge_step=step + 1)
+        self._wandb: Any = None
+        if wandb is not None:
+            if find_spec("wandb") is None:
+                raise ValueError("wandb must be installed to write to it: pip install 'swila[wandb]'")
+            import wandb as weights_and_biases
+
+            self._wandb = weights_and_biases.init(
+                project=wandb, name=directory.name, id=_wandb_id(directory), resume="allow", dir=directory, config=config
+            )
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line, which must have a ``step``; TensorBoard gets its numbers under their names."""
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        numbers = {name: x for name, x in line.items() if name != "step" and isinstance(x, int | float)}
         if self._board is not None:
-            for name, value in line.items():
-                if name != "step" and isinstance(value, int | float):
-                    self._board.add_scalar(name, value, line["step"])
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, line["step"])
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=line["step"])
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
         if self._board is not None:
             self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _wandb_id(directory: Path) -> str:
+    """Return the ID of the run at Weights & Biases, kept with the run so that it resumes there too."""
+    path = directory / "wandb-id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8))
+    return path.read_text()

@@ -1,0 +1,146 @@
+"""A pretraining run as a model in Hugging Face format, with tokenizer and model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from swila.models.language.model_card import model_card
+from swila.pretraining.checkpoints import FOLDER, path_of, steps_of
+from swila.pretraining.identity import TOKENS
+from swila.pretraining.initialization import make_on_meta
+from swila.pretraining.recipe import Recipe
+from swila.pretraining.settings import from_json
+from swila.training.json_files import read_json
+from swila.training.run_directory import RunDirectory
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+TRAINING = """## Training
+
+| | |
+|---|---|
+| recipe | `{recipe.name}`: {recipe.summary} |
+| tokens | {tokens:,} ({step:,} of {recipe.schedule.steps:,} updates of {recipe.data.batch_size} × {recipe.data.length}) |
+| data | {sources} |
+| optimizer | AdamW, learning rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {betas}, clipping at {optimizer.clip} |
+| precision | {recipe.precision}, seed {recipe.seed} |
+| training loss | {train} |
+| validation | {validation} |
+| hardware | {hardware} |
+
+Losses are in nats per token. Intended use and evaluation: to be completed by the author of the checkpoint.
+"""  # noqa: E501
+
+
+def export(run: str | Path, out: str | Path, dtype: str = "bfloat16", step: int | None = None) -> Path:
+    """Write the weights of a run as a model directory for transformers and return it.
+
+    Args:
+        run: Directory of the run.
+        out: Directory to write; must not exist, or be empty.
+        dtype: ``"bfloat16"`` or ``"float32"``. Decay rates stay float32.
+        step: Step of the checkpoint. Default: the last.
+    """
+    run, out = Path(run), Path(out)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"out must be a new or empty directory, got {out}")
+    directory = RunDirectory(run)
+    if directory.config.get("kind") != "pretraining":
+        raise ValueError(f"run must be a directory of swila pretrain, got {run}")
+    recipe = from_json(read_json(run / "recipe.json"))
+    step = _chosen(run, step)
+    model = load_weights(recipe, run, step)
+    tokens = read_json(run / TOKENS)
+    _set_special_tokens(model, tokens)
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2] not in kept:
+            parameter.data = parameter.data.to(DTYPES[dtype])
+    model.config.dtype = DTYPES[dtype]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "README.md").write_text(model_card(model, _training(recipe, directory, tokens, step)))
+    model.save_pretrained(out)
+    make_tokenizer(run / "tokenizer.json", tokens).save_pretrained(out)
+    return out
+
+
+def load_weights(recipe: Recipe, run: Path, step: int) -> Any:
+    """Return the model of a run with the weights of a checkpoint, on the CPU in float32; needs no process group."""
+    model = make_on_meta(recipe.model.config(recipe.data.length)).to_empty(device="cpu")
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=path_of(run / FOLDER, step), no_dist=True)
+    model.load_state_dict(state["model"])
+    model.tie_weights()
+    return model.eval()
+
+
+def make_tokenizer(path: Path, tokens: dict[str, Any]) -> Any:
+    """Return a transformers tokenizer that starts texts as the training documents did.
+
+    Args:
+        path: A ``tokenizer.json``.
+        tokens: What is known of its special tokens, as a run keeps it.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer.from_file(str(path))
+    names = {key: None if (i := tokens[f"{key}_id"]) is None else inner.id_to_token(i) for key in ("bos_token", "eos_token")}
+    bos = names["bos_token"]
+    if tokens["add_bos"]:
+        inner.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens["bos_token_id"])]
+        )
+    else:
+        inner.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **names)
+
+
+def _chosen(run: Path, step: int | None) -> int:
+    steps = steps_of(run / FOLDER)
+    if not steps:
+        raise ValueError(f"{run} has no checkpoint yet")
+    if step is not None and step not in steps:
+        raise ValueError(f"step must be that of a checkpoint, {', '.join(map(str, steps))}, got {step}")
+    return steps[-1] if step is None else step
+
+
+def _set_special_tokens(model: Any, tokens: dict[str, Any]) -> None:
+    """Set the tokens that start and end a text; documents without an end token are ended by the next one's start."""
+    bos, eos = tokens["bos_token_id"], tokens["eos_token_id"]
+    ends = [token for token, ending in ((eos, True), (bos, tokens["add_bos"] and not tokens["add_eos"])) if ending]
+    ends = [token for token in ends if token is not None]
+    for config in (model.config, model.generation_config):
+        config.bos_token_id = bos
+        config.eos_token_id = None if not ends else ends[0] if len(ends) == 1 else ends
+
+
+def _training(recipe: Recipe, directory: RunDirectory, tokens: dict[str, Any], step: int) -> str:
+    """Return the part of the model card about the training: data, tokens, recipe and measured losses."""
+    lines = [line for line in directory.metrics() if line["step"] <= step]
+    losses = [line for line in lines if "train/loss" in line]
+    held_out = [line for line in lines if "validation/loss" in line]
+    train = f"{losses[-1]['train/loss']:.4f} at update {losses[-1]['step']:,}" if losses else "not logged"
+    validation = "no validation set"
+    if held_out:
+        last = held_out[-1]
+        perplexity = last["validation/perplexity"]
+        validation = f"loss {last['validation/loss']:.4f}, perplexity {perplexity:.2f}, at update {last['step']:,}"
+    where = directory.environment
+    return TRAINING.format(
+        recipe=recipe,
+        optimizer=recipe.optimizer,
+        betas=" and ".join(f"{beta:g}" for beta in recipe.optimizer.betas),
+        tokens=step * recipe.tokens_per_step,
+        step=step,
+        sources=", ".join(f"`{source['name']}`" for source in tokens["sources"]),
+        train=train,
+        validation=validation,
+        hardware=where.get("gpu") or where.get("cpu") or "unknown",
+    )
