@@ -55,7 +55,7 @@ def test_models(run):
     assert "swila-1.3b" not in run("models", "--size", "374M").output
     wrong = run("models", "--size", "7b")
     assert wrong.exit_code == 2
-    assert "size must be one of tiny, 115m, 374m, 1.3b, got '7b'" in wrong.output
+    assert "size must be one of tiny, small, 115m, 374m, 1.3b, got '7b'" in wrong.output
 
 
 def expected(saved, prompt, n):

@@ -38,7 +38,7 @@ def test_the_papers_thirteen(name):
             assert layer.mixer.head_dim == (64 if name == "transformer" else 128)
 
 
-@pytest.mark.parametrize(("size", "parameters"), [("1.3b", 1364.3e6), ("115m", 115e6)])
+@pytest.mark.parametrize(("size", "parameters"), [("1.3b", 1364.3e6), ("115m", 115e6), ("small", 64.24e6)])
 def test_models_of_a_size_are_equal(size, parameters):
     states = set()
     for name in SIZES[size].widths:
@@ -47,6 +47,22 @@ def test_models_of_a_size_are_equal(size, parameters):
         states |= {layer.mixer.state_size(0) for layer in model.model.layers} - {0}
     assert len(states) == 1
     assert len(SIZES["1.3b"].widths) == 6
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_widths_at_small(name):
+    """The multiple of 16 that comes closest to the Transformer; 65,536 scalars of state a layer; heads of 128."""
+    parameters, wanted = (describe(f"{each}-small").parameters for each in (name, "transformer"))
+    assert wanted == 31_470_080 + 2 * 32000 * 512
+    assert SIZES["small"].widths[name] % 16 == 0
+    assert abs(parameters - wanted) <= 16 * 3 * 512 * 12 / 2
+    mixers = [layer.mixer for layer in on_meta(f"{name}-small").model.layers]
+    assert len(mixers) == 12
+    if name not in ("transformer", "fox"):
+        attends = [3, 7, 11] if name.startswith("hybrid") else []
+        assert [i for i, mixer in enumerate(mixers) if mixer.state_size(0) == 0] == attends
+        assert {mixers[i].head_dim for i in attends} <= {128}
+        assert mixers[0].state_size(0) == 65_536
 
 
 def test_presets_make_models_and_survive_a_file(tmp_path):

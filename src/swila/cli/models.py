@@ -10,7 +10,7 @@ from swila.cli.options import needs_transformers, one_line_errors
 
 
 def models(
-    size: Annotated[str | None, typer.Option(help="Show only this size: tiny, 115m, 374m or 1.3b.")] = None,
+    size: Annotated[str | None, typer.Option(help="Show only this size: tiny, small, 115m, 374m or 1.3b.")] = None,
 ) -> None:
     """List the presets of language models.
 

@@ -82,6 +82,29 @@ PAPER = list(ARCHITECTURES)[:13]
 
 SIZES = {
     "tiny": Size("for trials on a CPU", 128, 4, 2, 64, (2, 32), dict.fromkeys(PAPER, 384)),
+    "small": Size(
+        "for one GPU in minutes",
+        512,
+        12,
+        4,
+        128,
+        (1, 128),
+        {
+            "transformer": 1024,
+            "fox": 1024,
+            "deltanet": 1024,
+            "gdn": 848,
+            "kda": 848,
+            "dn-mom": 1280,
+            "gdn-mom": 752,
+            "swila": 1168,
+            "temporal-swila": 1008,
+            "gated-swila": 1104,
+            "gated-temporal-swila": 928,
+            "hybrid-gdn": 896,
+            "hybrid-temporal-swila": 1008,
+        },
+    ),
     "115m": Size(
         "of the ablation",
         768,
