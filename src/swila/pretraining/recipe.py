@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from swila.training.schedule import LearningRate, Schedule
+from swila.training.schedule import LearningRate
 
 if TYPE_CHECKING:
     from swila.models.language.configuration import SwiLAConfig
 
 Precision = Literal["bfloat16", "float32"]
 Packing = Literal["stream", "documents"]
+Schedule = Literal["cosine", "constant"]
 ActivationCheckpointing = Literal["none", "all"] | int
 
 
@@ -287,11 +288,19 @@ class Recipe:
             if isinstance(saved, str):
                 raise ValueError(f"execution.activation_checkpointing must be none, all or a number, got {saved!r}")
             _check_count("execution.activation_checkpointing", saved)
-        if self.schedule.schedule == "cosine-epochs":
-            raise ValueError("schedule.schedule must be cosine or constant, got 'cosine-epochs'")
-        clip = self.optimizer.clip
-        if clip is not None and not clip > 0:
-            raise ValueError(f"optimizer.clip must be above 0, or None, got {clip}")
+        if self.schedule.schedule not in get_args(Schedule):
+            raise ValueError(f"schedule.schedule must be cosine or constant, got {self.schedule.schedule!r}")
+        optimizer = self.optimizer
+        if optimizer.clip is not None and not optimizer.clip > 0:
+            raise ValueError(f"optimizer.clip must be above 0, or None, got {optimizer.clip}")
+        if not optimizer.weight_decay >= 0:
+            raise ValueError(f"optimizer.weight_decay must be at least 0, got {optimizer.weight_decay}")
+        if not all(0 <= beta < 1 for beta in optimizer.betas):
+            raise ValueError(f"optimizer.betas must be at least 0 and below 1, got {optimizer.betas}")
+        if not optimizer.eps > 0:
+            raise ValueError(f"optimizer.eps must be above 0, got {optimizer.eps}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
         self.learning_rate()
         self.model.config(self.data.length)
 
