@@ -10,11 +10,13 @@ from swila.cli.bench import bench
 from swila.cli.chat import chat
 from swila.cli.demo import demo
 from swila.cli.doctor import doctor
+from swila.cli.export import export
 from swila.cli.generate import generate
 from swila.cli.info import info
 from swila.cli.inspect import inspect
 from swila.cli.models import models
 from swila.cli.plot import plot
+from swila.cli.pretrain import pretrain
 from swila.cli.run import run
 from swila.cli.status import status
 
@@ -40,6 +42,8 @@ def _main(
 
 
 app.add_typer(run, name="run")
+app.command()(pretrain)
+app.command()(export)
 app.command()(status)
 app.command()(plot)
 app.command()(inspect)

@@ -91,7 +91,8 @@ def make_tokenizer(path: Path, tokens: dict[str, Any]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer.from_file(str(path))
-    names = {key: None if (i := tokens[f"{key}_id"]) is None else inner.id_to_token(i) for key in ("bos_token", "eos_token")}
+    ids = {key: tokens[f"{key}_id"] for key in ("bos_token", "eos_token")}
+    names = {key: None if token is None else inner.id_to_token(token) for key, token in ids.items()}
     bos = names["bos_token"]
     if tokens["add_bos"]:
         inner.post_processor = TemplateProcessing(
@@ -132,7 +133,7 @@ def _training(recipe: Recipe, directory: RunDirectory, tokens: dict[str, Any], s
         last = held_out[-1]
         perplexity = last["validation/perplexity"]
         validation = f"loss {last['validation/loss']:.4f}, perplexity {perplexity:.2f}, at update {last['step']:,}"
-    where = directory.environment
+    where, device = directory.environment, (directory.result or {}).get("device", "cpu")
     return TRAINING.format(
         recipe=recipe,
         optimizer=recipe.optimizer,
@@ -142,5 +143,5 @@ def _training(recipe: Recipe, directory: RunDirectory, tokens: dict[str, Any], s
         sources=", ".join(f"`{source['name']}`" for source in tokens["sources"]),
         train=train,
         validation=validation,
-        hardware=where.get("gpu") or where.get("cpu") or "unknown",
+        hardware=", ".join(where["gpus"]) if str(device).startswith("cuda") else where["cpu"],
     )

@@ -43,8 +43,8 @@ print(swila.generate(model, "Once upon a time", tokenizer, max_new_tokens=50).te
 `pip install 'swila[cli,hf]'` installs the requirements. On the command line, use
 `swila generate PATH "Once upon a time"` or `swila chat PATH`. Saved with swila {version}.
 
-Training data, intended use and evaluation: to be completed by the author of the checkpoint.
-"""
+{training}"""
+UNKNOWN = "Training data, intended use and evaluation: to be completed by the author of the checkpoint.\n"
 
 
 def model_title(config: Any) -> str:
@@ -62,24 +62,32 @@ def model_title(config: Any) -> str:
     return " and ".join(mixers)
 
 
-def write_model_card(model: SwiLAPreTrainedModel, directory: Any) -> None:
-    """Write README.md next to the weights, unless it exists."""
-    path = Path(directory) / "README.md"
-    if path.exists():
-        return
+def model_card(model: SwiLAPreTrainedModel, training: str = UNKNOWN) -> str:
+    """Return the model card of a model.
+
+    Args:
+        model: The model.
+        training: Its last part: how the model was trained.
+    """
     config = model.config
     counts = {name: config.layer_mixers.count(name) for name in dict.fromkeys(config.layer_mixers)}
     state = model.base_model.state_size(0)
-    path.write_text(
-        CARD.format(
-            tags="\n- ".join(dict.fromkeys(["swila", *counts])),
-            title=model_title(config),
-            layers=" and ".join(f"{n} {'layer' if n == 1 else 'layers'} of `{name}`" for name, n in counts.items()),
-            parameters=model.num_parameters(),
-            config=config,
-            state=state,
-            megabytes=4 * state / 1e6,
-            cache=model.base_model.state_size(1) - state,
-            version=__version__,
-        )
+    return CARD.format(
+        tags="\n- ".join(dict.fromkeys(["swila", *counts])),
+        title=model_title(config),
+        layers=" and ".join(f"{n} {'layer' if n == 1 else 'layers'} of `{name}`" for name, n in counts.items()),
+        parameters=model.num_parameters(),
+        config=config,
+        state=state,
+        megabytes=4 * state / 1e6,
+        cache=model.base_model.state_size(1) - state,
+        version=__version__,
+        training=training,
     )
+
+
+def write_model_card(model: SwiLAPreTrainedModel, directory: Any) -> None:
+    """Write README.md next to the weights, unless it exists."""
+    path = Path(directory) / "README.md"
+    if not path.exists():
+        path.write_text(model_card(model))
