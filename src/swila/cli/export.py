@@ -30,4 +30,4 @@ def export(
     short = {"bf16": "bfloat16", "fp32": "float32"}
     with one_line_errors():
         write(run, out, short.get(dtype, dtype), step)
-    Console().print(f"model, tokenizer and model card in {out}; try: swila generate {out} \"The\"", markup=False)
+    Console().print(f'model, tokenizer and model card in {out}; try: swila generate {out} "The"', markup=False)

@@ -72,7 +72,9 @@ class Live:
         if self.live:
             self.bar.update(self.task, note=text)
         if not self.live or "validation/perplexity" in news.line:
-            self.console.print(f"{news.step}/{news.steps}  {text}  {left} left", markup=False, highlight=False)
+            self.console.print(
+                f"{news.step}/{news.steps}  {text}  {left} left", markup=False, highlight=False, soft_wrap=True
+            )
 
 
 def in_short(line: dict[str, Any]) -> str:

@@ -170,9 +170,7 @@ class _Run:
     report: Report
 
 
-def _prepare(
-    recipe: Recipe, data: Path, out: Path, world: World, fresh: bool, verify: bool, report: Report
-) -> _Run:
+def _prepare(recipe: Recipe, data: Path, out: Path, world: World, fresh: bool, verify: bool, report: Report) -> _Run:
     """Check everything that can be checked before the first update; errors of rank 0 are raised on every rank."""
     tokens = TokenData(data)
     recipe = resolve(recipe, tokens.manifest)
@@ -216,9 +214,7 @@ class Session:
         held_out = run.data.split("validation")
         if held_out is not None and held_out.tokens > recipe.data.length:
             held_out_sequences = open_sequences(held_out, recipe.data.length, recipe.data.packing)
-            self.validation = Validation(
-                held_out_sequences, recipe.validation.sequences, batches.micro_batch, world
-            )
+            self.validation = Validation(held_out_sequences, recipe.validation.sequences, batches.micro_batch, world)
         self.model = build_model(recipe, world)
         optimizer = recipe.optimizer
         self.optimizer = make_optimizer(

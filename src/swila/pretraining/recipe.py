@@ -34,6 +34,9 @@ class ModelRecipe:
         attention_layers: Indices of layers that are softmax attention.
         vocab_size: Size of the vocabulary. None takes that of the data, rounded up to a multiple of 64.
         initializer_range: Standard deviation of the initial weights.
+        embedding_initializer_range: Standard deviation of the initial embeddings; None: ``initializer_range``.
+        conv_initializer_range: Standard deviation of the initial short convolutions; None: uniform, as in torch.
+        rescale_residual: Whether initial output projections are divided by the square root of their number.
         norm_eps: Epsilon of the RMSNorms.
         tie_word_embeddings: Whether the head shares the weight of the embedding.
     """
@@ -46,6 +49,9 @@ class ModelRecipe:
     attention_layers: list[int] | None = None
     vocab_size: int | None = 32000
     initializer_range: float = 0.02
+    embedding_initializer_range: float | None = None
+    conv_initializer_range: float | None = None
+    rescale_residual: bool = False
     norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
 

@@ -67,7 +67,12 @@ class MetricsWriter:
             import wandb as weights_and_biases
 
             self._wandb = weights_and_biases.init(
-                project=wandb, name=directory.name, id=_wandb_id(directory), resume="allow", dir=directory, config=config
+                project=wandb,
+                name=directory.name,
+                id=_wandb_id(directory),
+                resume="allow",
+                dir=directory,
+                config=config,
             )
 
     def write(self, line: dict[str, Any]) -> None:

@@ -49,6 +49,11 @@ class SwiLAConfig(PreTrainedConfig):
         hidden_act: Activation of the feed-forward layers; must be ``"silu"``.
         norm_eps: Epsilon of the RMSNorms before mixers and feed-forward layers.
         initializer_range: Standard deviation of the initial weights.
+        embedding_initializer_range: Standard deviation of the initial embeddings. Default: ``initializer_range``.
+        conv_initializer_range: Standard deviation of the initial short convolutions. Default: they are drawn
+            uniformly, as torch initialises a convolution.
+        rescale_residual: Whether the initial output projections of mixers and feed-forward layers are divided by the
+            square root of their number, ``2 num_hidden_layers``, so that the residual stream does not grow with depth.
         tie_word_embeddings: Whether the head shares the weight of the embedding.
         max_position_embeddings: Length of the training texts, for tools that read it. The model does not use it.
         use_cache: Whether calls outside of training return a cache.
@@ -75,6 +80,9 @@ class SwiLAConfig(PreTrainedConfig):
         hidden_act: str = "silu",
         norm_eps: float = 1e-6,
         initializer_range: float = 0.02,
+        embedding_initializer_range: float | None = None,
+        conv_initializer_range: float | None = None,
+        rescale_residual: bool = False,
         tie_word_embeddings: bool = False,
         max_position_embeddings: int = 4096,
         use_cache: bool = True,
@@ -98,6 +106,9 @@ class SwiLAConfig(PreTrainedConfig):
         self.hidden_act = hidden_act
         self.norm_eps = norm_eps
         self.initializer_range = initializer_range
+        self.embedding_initializer_range = embedding_initializer_range
+        self.conv_initializer_range = conv_initializer_range
+        self.rescale_residual = rescale_residual
         self.max_position_embeddings = max_position_embeddings
         self.use_cache = use_cache
         self.fuse_cross_entropy = fuse_cross_entropy
@@ -156,8 +167,10 @@ class SwiLAConfig(PreTrainedConfig):
             raise ValueError(f"loss_chunk_size must be at least 1, or None, got {self.loss_chunk_size}")
         if not self.norm_eps > 0:
             raise ValueError(f"norm_eps must be above 0, got {self.norm_eps}")
-        if not self.initializer_range >= 0:
-            raise ValueError(f"initializer_range must be 0 or more, got {self.initializer_range}")
+        for name in ("initializer_range", "embedding_initializer_range", "conv_initializer_range"):
+            value = getattr(self, name)
+            if not (value is None and name != "initializer_range") and not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {value}")
         if self.hidden_act != "silu":
             raise ValueError(f"hidden_act must be 'silu' (the feed-forward layers are SwiGLU), got {self.hidden_act!r}")
         self._check_mixers()

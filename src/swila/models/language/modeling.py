@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from swila.layers import Cache, collect_auxiliary_loss, make_mixer
 from swila.layers.cache import LayerState
 from swila.layers.packing import Packed, pack, pack_by_position, split_by_position
 from swila.layers.projection import SwiGLU
+from swila.layers.short_conv import ShortConvolution
 from swila.models.language.configuration import SwiLAConfig
 from swila.models.language.cross_entropy import IGNORE, chunked_cross_entropy, linear_cross_entropy
 from swila.models.language.model_card import write_model_card
@@ -46,6 +48,9 @@ class SwiLABlock(GradientCheckpointingLayer):
         self.mixer = make_mixer(name, config.hidden_size, layer_idx=layer_idx, **config.options_of(name))
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.hidden_size)
+        for projection in (getattr(self.mixer, "o_proj", None), self.mlp.down):
+            if projection is not None:
+                projection.writes_residual = True
 
     def forward(
         self,
@@ -80,13 +85,26 @@ class SwiLAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw Linear and Embedding from N(0, std²), set biases to 0; other modules use their ``reset_parameters``."""
+        """Draw Linear and Embedding from N(0, std²), set biases to 0; other modules use their ``reset_parameters``.
+
+        See :class:`SwiLAConfig` for the standard deviations of embeddings, convolutions and output projections.
+        """
         own = list(module.parameters(recurse=False))
         if own and all(getattr(p, "_is_hf_initialized", False) for p in own):
             return  # set by transformers for weights from a checkpoint
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
+        config = self.config
+        if isinstance(module, nn.Linear):
+            rescaled = config.rescale_residual and getattr(module, "writes_residual", False)
+            divisor = math.sqrt(2 * config.num_hidden_layers) if rescaled else 1.0
+            nn.init.normal_(module.weight, std=config.initializer_range / divisor)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            std = config.embedding_initializer_range
+            nn.init.normal_(module.weight, std=config.initializer_range if std is None else std)
+        elif isinstance(module, ShortConvolution) and config.conv_initializer_range is not None:
+            nn.init.normal_(module.weight, std=config.conv_initializer_range)
+            if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
