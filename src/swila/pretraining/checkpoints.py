@@ -90,7 +90,7 @@ class Checkpoints:
         """Restore model and optimizer, for any number of ranks, and return the rest of the state."""
         path = path_of(self.folder, step)
         weights, moments = get_state_dict(model, optimizer)
-        state = {"model": weights, "optimizer": moments}
+        state: dict[str, Any] = {"model": weights, "optimizer": moments}
         try:
             dcp.load(state, checkpoint_id=path, process_group=self.world.saving)
         except Exception as error:

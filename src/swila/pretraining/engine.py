@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from swila.data import ShuffledSequences, TokenData, open_sequences
+from swila.data import ShuffledSequences, TokenData, TokenSplit, open_sequences
 from swila.pretraining.batches import Batches
 from swila.pretraining.checkpoints import Checkpoints, steps_of
 from swila.pretraining.diagnostics import routing_metrics, track_routing
@@ -47,7 +47,7 @@ BAD_BATCH = "bad-batch.json"
 RECIPE = "recipe.json"
 
 
-class Preempted(Exception):  # noqa: N818 (not an error: the run is saved)
+class Preempted(Exception):
     """The run was asked to stop by a signal; it is saved, and the same call resumes it.
 
     Attributes:
@@ -164,7 +164,8 @@ class _Run:
     """A checked run: everything that a session needs."""
 
     recipe: Recipe
-    data: TokenData
+    training: TokenSplit
+    validation: TokenSplit | None
     directory: RunDirectory
     world: World
     report: Report
@@ -189,9 +190,10 @@ def _prepare(recipe: Recipe, data: Path, out: Path, world: World, fresh: bool, v
     world.first(problem)
     if not world.main:
         directory = RunDirectory(out, config)
-    if tokens.split("train") is None:
+    training = tokens.split("train")
+    if training is None:
         raise ValueError(f"{data} must have documents to train on, got none")
-    return _Run(recipe, tokens, directory, world, report)
+    return _Run(recipe, training, tokens.split("validation"), directory, world, report)
 
 
 class Session:
@@ -202,7 +204,7 @@ class Session:
         recipe, world, device = self.recipe, self.world, self.world.device
         if world.main:
             self.directory.note_start()
-        sequences = open_sequences(run.data.split("train"), recipe.data.length, recipe.data.packing)
+        sequences = open_sequences(run.training, recipe.data.length, recipe.data.packing)
         batches = Batches(
             ShuffledSequences(sequences, recipe.seed),
             recipe.data.batch_size,
@@ -211,7 +213,7 @@ class Session:
             world.size,
         )
         self.validation: Validation | None = None
-        held_out = run.data.split("validation")
+        held_out = run.validation
         if held_out is not None and held_out.tokens > recipe.data.length:
             held_out_sequences = open_sequences(held_out, recipe.data.length, recipe.data.packing)
             self.validation = Validation(held_out_sequences, recipe.validation.sequences, batches.micro_batch, world)

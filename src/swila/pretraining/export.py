@@ -133,7 +133,8 @@ def _training(recipe: Recipe, directory: RunDirectory, tokens: dict[str, Any], s
         last = held_out[-1]
         perplexity = last["validation/perplexity"]
         validation = f"loss {last['validation/loss']:.4f}, perplexity {perplexity:.2f}, at update {last['step']:,}"
-    where, device = directory.environment, (directory.result or {}).get("device", "cpu")
+    where, result = directory.environment, directory.result
+    on_gpu = result is not None and result["device"].startswith("cuda")
     return TRAINING.format(
         recipe=recipe,
         optimizer=recipe.optimizer,
@@ -143,5 +144,5 @@ def _training(recipe: Recipe, directory: RunDirectory, tokens: dict[str, Any], s
         sources=", ".join(f"`{source['name']}`" for source in tokens["sources"]),
         train=train,
         validation=validation,
-        hardware=", ".join(where["gpus"]) if str(device).startswith("cuda") else where["cpu"],
+        hardware=", ".join(where["gpus"]) if on_gpu else where["cpu"],
     )

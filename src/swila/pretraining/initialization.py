@@ -44,8 +44,6 @@ def initialize(model: Any, seed: int, device: torch.device) -> None:
             module.to_empty(device="cpu", recurse=False)
             torch.manual_seed(seed_of(seed, "weights", name))
             whole._init_weights(module)
-            if isinstance(module, torch.nn.RMSNorm):
-                module.reset_parameters()
             for own, value in module.named_parameters(recurse=False):
                 _set(getattr(targets[name], own), value)
             module.to_empty(device="meta", recurse=False)

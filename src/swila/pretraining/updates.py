@@ -102,4 +102,6 @@ def to_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """Return a batch on a device; copies to a GPU do not wait."""
     if device.type != "cuda":
         return batch
-    return TokenBatch(*(None if part is None else part.pin_memory().to(device, non_blocking=True) for part in batch))
+    inputs, labels = (part.pin_memory().to(device, non_blocking=True) for part in (batch.input_ids, batch.labels))
+    bounds = batch.cu_seqlens
+    return TokenBatch(inputs, labels, None if bounds is None else bounds.pin_memory().to(device, non_blocking=True))

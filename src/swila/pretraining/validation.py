@@ -55,5 +55,5 @@ class Validation:
                 ).loss
             totals += torch.stack([mean.double() * count, count.double()])
         model.train(training)
-        total, count = self.world.sum(totals)
-        return total / count
+        total, labels_seen = self.world.sum(totals)
+        return total / labels_seen

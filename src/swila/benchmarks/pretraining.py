@@ -1,0 +1,138 @@
+"""Benchmark of pretraining on a GPU: ``swila pretrain`` beside a bare loop over the same model."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from swila.data import write_tokens
+from swila.pretraining.engine import News, pretrain
+from swila.pretraining.flops import flops_per_token, mfu, peak_flops
+from swila.pretraining.recipe import Recipe
+from swila.pretraining.recipes import get_recipe
+from swila.training.compilation import compiling
+
+MODELS = ("swila", "temporal-swila", "gdn", "transformer")
+WARM_UP = 6
+
+
+def benchmarked(name: str, length: int, batch_size: int, updates: int) -> Recipe:
+    """Return a recipe with one micro-batch per update, without validation and checkpoints in between."""
+    recipe = get_recipe(name)
+    return replace(
+        recipe,
+        data=replace(recipe.data, length=length, batch_size=batch_size),
+        schedule=replace(recipe.schedule, steps=WARM_UP + updates),
+        execution=replace(recipe.execution, micro_batch=batch_size),
+        checkpoints=replace(recipe.checkpoints, every=10**6),
+        validation=replace(recipe.validation, every=10**6),
+        stability=replace(recipe.stability, max_loss_increase=None),
+    )
+
+
+def measure(recipe: Recipe, updates: int, report: Callable[[str], None]) -> dict[str, Any]:
+    """Measure tokens per second and peak memory of the engine and of a bare loop.
+
+    The bare loop has the model in bfloat16 with compiled blocks and fused AdamW on bfloat16 weights and moments, and one
+    batch that is on the GPU already. The engine keeps weights and moments in float32, reads its data, checks every loss
+    and writes metrics.
+
+    Args:
+        recipe: Recipe from :func:`benchmarked`.
+        updates: Number of timed updates.
+        report: Function that is called with a description of the current work.
+    """
+    report(f"{recipe.name}: bare loop")
+    bare = bare_loop(recipe, updates)
+    report(f"{recipe.name}: engine")
+    engine = with_engine(recipe, updates)
+    flops = flops_per_token(_model(recipe), recipe.data.length)
+    peak = peak_flops(torch.cuda.get_device_name())
+    for found in (bare, engine):
+        found["mfu"] = None if peak is None else mfu(found["tokens_per_second"], flops.training, 1, peak)
+    return {
+        "recipe": recipe.name,
+        "length": recipe.data.length,
+        "batch_size": recipe.data.batch_size,
+        "flops_per_token": flops._asdict(),
+        "bare": bare,
+        "engine": engine,
+    }
+
+
+def bare_loop(recipe: Recipe, updates: int) -> dict[str, Any]:
+    """Return tokens per second and peak memory of a loop of a few lines."""
+    from swila.models.language.modeling import SwiLAForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = SwiLAForCausalLM(recipe.model.config(recipe.data.length)).bfloat16().train()
+        tokens = torch.randint(model.config.vocab_size, (recipe.data.batch_size, recipe.data.length + 1))
+    for block in model.model.layers:
+        block.forward = torch.compile(block.forward, fullgraph=True)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    times = []
+    for step in range(WARM_UP + updates):
+        if step == WARM_UP:
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        with compiling():
+            model(tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous(), use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    found = _summary(times[WARM_UP:], recipe)
+    del model, optimizer, tokens
+    _free()
+    return found
+
+
+def with_engine(recipe: Recipe, updates: int) -> dict[str, Any]:
+    """Return tokens per second and peak memory of ``swila pretrain`` on random tokens."""
+    times: list[float] = []
+
+    def note(news: News) -> None:
+        if news.step == WARM_UP:
+            torch.cuda.reset_peak_memory_stats()
+        times.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = Path(folder) / "tokens"
+        size = recipe.tokens_per_step * 4 + 1
+        stream = torch.randint(recipe.model.vocab_size or 32000, (size,), generator=torch.Generator().manual_seed(0))
+        (Path(folder) / "tokenizer.json").write_text(json.dumps({}))
+        write_tokens(tokens, {"train": [stream.numpy()]}, Path(folder) / "tokenizer.json", 32000)
+        pretrain(recipe, tokens, Path(folder) / "run", "cuda", report=note)
+    found = _summary([b - a for a, b in zip(times[WARM_UP - 1 :], times[WARM_UP:], strict=False)], recipe)
+    _free()
+    return found
+
+
+def _summary(times: list[float], recipe: Recipe) -> dict[str, Any]:
+    return {
+        "tokens_per_second": recipe.tokens_per_step * len(times) / sum(times),
+        "milliseconds": 1e3 * median(times),
+        "memory_gb": torch.cuda.max_memory_allocated() / 1e9,
+    }
+
+
+def _model(recipe: Recipe) -> Any:
+    from swila.pretraining.initialization import make_on_meta
+
+    return make_on_meta(recipe.model.config(recipe.data.length))
+
+
+def _free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
