@@ -42,7 +42,7 @@ def benchmarked(name: str, length: int, batch_size: int, updates: int) -> Recipe
 def measure(recipe: Recipe, updates: int, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure tokens per second and peak memory of the engine and of a bare loop.
 
-    The bare loop has the model in bfloat16 with compiled blocks and fused AdamW on bfloat16 weights and moments, and one
+    The bare loop has the model in bfloat16 with compiled blocks, fused AdamW on bfloat16 weights and moments, and one
     batch that is on the GPU already. The engine keeps weights and moments in float32, reads its data, checks every loss
     and writes metrics.
 
