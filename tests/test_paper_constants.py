@@ -15,6 +15,7 @@ from swila import SwiLAConfig, SwiLAForCausalLM
 from swila.experiments import cdar, mqar, recall, regbench, softmax_regression
 from swila.layers import SwiLA
 from swila.models.language.presets import ARCHITECTURES, SIZES
+from swila.pretraining.recipes import RECIPES, get_recipe
 from swila.tasks import CDAR, RegBench, SoftmaxRegression
 
 pytestmark = pytest.mark.unpoisoned  # a patched torch.empty does not know the meta device
@@ -43,7 +44,7 @@ def built(run):
 
 @cache
 def subject(name):
-    """What a row is about: a preset, a run and its model, or a language model."""
+    """What a row is about: a preset, a run and its model, a recipe, or a language model."""
     kind, _, rest = name.partition(" ")
     if kind == "cdar":
         if not rest:
@@ -64,6 +65,8 @@ def subject(name):
         runs = softmax_regression.make_runs("paper", [model], seeds=[0])
         run = next(run for run in runs if run.size == size)
         return {"run": run, "mixer": built(run).mixer}
+    if kind == "recipe":
+        return get_recipe(rest)
     with torch.device("meta"):
         model = SwiLAForCausalLM(SwiLAConfig.preset(name))
     mixers = [layer.mixer for layer in model.model.layers]
@@ -612,6 +615,71 @@ TABLE = [
         mixer__temporal=True,
     ),
     *rows(APP_ABLATION, ["swila-115m", "swila-unbalanced-115m", "swila-16-115m"], mixer__temporal=False),
+    # Pretraining
+    *rows(
+        APP_LM,
+        [f"recipe {name}-374m" for name in THIRTEEN],
+        optimizer__lr=3e-4,
+        optimizer__weight_decay=0.01,
+        optimizer__clip=1.0,
+        schedule__schedule="cosine",
+        schedule__steps=28_610,
+        schedule__warmup_steps=954,
+        schedule__min_lr=0.1,
+        data__length=4096,
+        data__batch_size=128,
+        model__vocab_size=32_000,  # of the tokenizer
+    ),
+    *[
+        (f"{APP_LM}: load balancing", f"recipe {name}-374m", "model.mixer_options.swila.balance_marginal", weight)
+        for name, weight in {
+            "swila": 1e-3,
+            "temporal-swila": 5e-4,
+            "gated-swila": 5e-4,
+            "gated-temporal-swila": 2.5e-4,
+            "hybrid-temporal-swila": 5e-4,
+        }.items()
+    ],
+    *rows(
+        f"{OPEN}: the optimizer of 374M, and a third of its steps for a third of its tokens",
+        [f"recipe {name}-115m" for name in ABLATION],
+        optimizer__lr=3e-4,
+        optimizer__weight_decay=0.01,
+        optimizer__clip=1.0,
+        schedule__schedule="cosine",
+        schedule__steps=9_537,
+        schedule__warmup_steps=318,
+        schedule__min_lr=0.1,
+        data__length=4096,
+        data__batch_size=128,
+    ),
+    *rows(
+        f"{OPEN}: the optimizer of 374M, and 20 tokens per parameter",
+        [f"recipe {name}-1.3b" for name in SIX_1_3B],
+        optimizer__lr=3e-4,
+        optimizer__weight_decay=0.01,
+        optimizer__clip=1.0,
+        schedule__steps=52_000,
+        schedule__warmup_steps=954,
+        schedule__min_lr=0.1,
+        data__length=4096,
+        data__batch_size=128,
+    ),
+    *rows(
+        OPEN,
+        [
+            *[f"recipe {name}-374m" for name in THIRTEEN],
+            *[f"recipe {name}-115m" for name in ABLATION],
+            *[f"recipe {name}-1.3b" for name in SIX_1_3B],
+        ],
+        optimizer__betas=(0.9, 0.95),
+        optimizer__eps=1e-8,
+        precision="bfloat16",
+        seed=0,
+        data__packing="stream",
+        model__initializer_range=0.02,
+        model__tie_word_embeddings=False,
+    ),
 ]
 
 
@@ -655,6 +723,17 @@ def test_every_language_model_has_rows():
     assert set(SIZES["1.3b"].widths) == set(SIX_1_3B), APP_THROUGHPUT
     assert set(SIZES["115m"].widths) == set(ABLATION), APP_ABLATION
     assert set(ARCHITECTURES) == {*THIRTEEN, *ABLATION}
+
+
+def test_every_recipe_has_rows():
+    named = {name.removeprefix("recipe ") for _, name, _, _ in TABLE if name.startswith("recipe ")}
+    assert named == {name for name in RECIPES if name.rpartition("-")[2] not in ("tiny", "small")}
+
+
+def test_the_papers_tokens():
+    """App. D: approximately 15B tokens, and 5B in the ablation."""
+    assert abs(get_recipe("swila-374m").tokens / 15e9 - 1) < 0.001
+    assert abs(get_recipe("swila-115m").tokens / 5e9 - 1) < 0.001
 
 
 def test_the_papers_states():

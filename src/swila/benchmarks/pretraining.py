@@ -78,7 +78,7 @@ def bare_loop(recipe: Recipe, updates: int) -> dict[str, Any]:
         model = SwiLAForCausalLM(recipe.model.config(recipe.data.length)).bfloat16().train()
         tokens = torch.randint(model.config.vocab_size, (recipe.data.batch_size, recipe.data.length + 1))
     for block in model.model.layers:
-        block.forward = torch.compile(block.forward, fullgraph=True)
+        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     times = []
     for step in range(WARM_UP + updates):

@@ -17,11 +17,12 @@ from swila.cli.inspect import inspect
 from swila.cli.models import models
 from swila.cli.plot import plot
 from swila.cli.pretrain import pretrain
+from swila.cli.recipes import recipes
 from swila.cli.run import run
 from swila.cli.status import status
 
 app = typer.Typer(
-    help="Switching linear attention: run experiments, generate text, and check and benchmark the kernels.",
+    help="Switching linear attention: run experiments, pretrain language models, generate text, check and benchmark kernels.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,
@@ -48,6 +49,7 @@ app.command()(status)
 app.command()(plot)
 app.command()(inspect)
 app.command()(models)
+app.command()(recipes)
 app.command()(generate)
 app.command()(chat)
 app.command()(info)

@@ -129,7 +129,7 @@ def checkpoint_activations(model: Any, execution: ExecutionRecipe) -> None:
 def compile_blocks(model: Any) -> None:
     """Compile the forward method of each block; the hooks of FSDP stay outside of the compiled graph."""
     for block in model.model.layers:
-        block.forward = torch.compile(block.forward, fullgraph=True)
+        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
 
 
 def _recomputed(function: Any, *args: Any) -> Any:

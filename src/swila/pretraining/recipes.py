@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -223,7 +224,7 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _is_function_of(made: Any, module: ModuleType) -> bool:
-    return callable(made) and getattr(made, "__module__", None) == module.__name__ and made.__name__[0] != "_"
+    return inspect.isfunction(made) and made.__module__ == module.__name__ and not made.__name__.startswith("_")
 
 
 def _where(error: Exception, path: Path) -> str:

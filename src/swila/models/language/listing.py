@@ -1,4 +1,4 @@
-"""Size of a preset, computed without allocating its weights."""
+"""Size of a model, computed without allocating its weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ class Description(NamedTuple):
 
 def describe(name: str) -> Description:
     """Return the size of a preset."""
+    return describe_config(SwiLAConfig.preset(name))
+
+
+def describe_config(config: SwiLAConfig) -> Description:
+    """Return the size of the model with this configuration."""
     with torch.device("meta"):
-        model = SwiLAForCausalLM(SwiLAConfig.preset(name))
+        model = SwiLAForCausalLM(config)
     state, with_a_token = (model.model.state_size(length) for length in (0, 1))
     return Description(model.num_parameters(), 4 * state, 2 * (with_a_token - state))
