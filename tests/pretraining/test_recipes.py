@@ -168,6 +168,13 @@ def test_a_file_that_cannot_be_used(own, text, message):
         load_recipe(str(own))
 
 
+def test_a_relative_path(own, monkeypatch):
+    monkeypatch.chdir(own.parent)
+    assert load_recipe("my_recipe.py:longer").seed == 8
+    with pytest.raises(ValueError, match=r"broken\(\) of my_recipe\.py failed in line 20: ZeroDivisionError"):
+        load_recipe("my_recipe.py:broken")
+
+
 def test_no_such_file(tmp_path):
     with pytest.raises(ValueError, match=r"there is no file '.*absent\.py'"):
         load_recipe(str(tmp_path / "absent.py"))

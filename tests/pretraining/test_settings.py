@@ -124,6 +124,7 @@ def test_settings_apply_in_turn():
         ("model.attention_layers=x", r"attention_layers must be none or a list \(an integer each\), got 'x'"),
         ("model.mixer_options=3", "model.mixer_options must be a dict, got '3'"),
         ("model.mixer_options.swila.num_heads=1.5", "swila.num_heads must be an integer, got '1.5'"),
+        ("model.mixer_options.swila.temporal_bias=NaN", "numbers must be finite, got NaN"),
         ("model.mixer_options.swila.num_heads.x=1", "'num_heads' in .* is a value, 2, and has no fields"),
         ("model.mixer_options.swila.num_hedas=1", "mixer_options of 'swila': 'num_hedas' is not an option"),
         ("model.mixer_options.kda.num_heads=1", "options of 'kda', which no layer uses"),

@@ -229,7 +229,8 @@ def _is_function_of(made: Any, module: ModuleType) -> bool:
 
 def _where(error: Exception, path: Path) -> str:
     """Return the last line of the file that the error passed through, and the error."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path.absolute()]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
     return f"{f' in line {lines[-1]}' if lines else ''}: {type(error).__name__}: {error}"

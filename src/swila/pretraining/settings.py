@@ -175,7 +175,7 @@ def _parse(text: str, kind: Any, bracketed: bool) -> Any:
             raise ValueError
         return origin(_parse(each.strip("\"'"), inside[0], bracketed) for each in items)
     if origin is dict:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=_not_finite)
         if not isinstance(found, dict):
             raise ValueError
         return found
@@ -196,9 +196,13 @@ def _any_from_text(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_not_finite)
     except json.JSONDecodeError:
         return text
+
+
+def _not_finite(text: str) -> None:
+    raise ValueError(f"set: numbers must be finite, got {text}")
 
 
 def _from_json(found: Any, kind: Any, name: str) -> Any:
