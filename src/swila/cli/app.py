@@ -22,7 +22,7 @@ from swila.cli.run import run
 from swila.cli.status import status
 
 app = typer.Typer(
-    help="Switching linear attention: run experiments, pretrain language models, generate text, check and benchmark kernels.",
+    help="Switching linear attention: run experiments, pretrain language models, generate text, benchmark kernels.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from swila.pretraining.optimizer import ShardedAdamW
 from swila.pretraining.parallel import World
 from swila.pretraining.recipe import CheckpointRecipe
 from swila.training.json_files import read_json, write_json
@@ -38,13 +38,14 @@ class Checkpoints:
         if world.main:
             self._clear()
 
-    def save(self, model: Any, optimizer: Any, session: dict[str, Any]) -> None:
+    def save(self, model: Any, optimizer: ShardedAdamW, session: dict[str, Any]) -> None:
         """Write a checkpoint; in the background if the recipe says so, after the one before is complete.
 
         Args:
             model: The sharded model.
             optimizer: Its optimizer.
-            session: The rest of the state, as JSON; ``session["step"]`` names the checkpoint.
+            session: The rest of the state, as JSON; ``session["step"]`` names the checkpoint, and
+                ``session["updates"]`` is the number of updates of the optimizer.
         """
         self.wait()
         step = session["step"]
@@ -55,8 +56,7 @@ class Checkpoints:
             if self.world.main:
                 part.mkdir(parents=True, exist_ok=True)
                 write_json(part / SESSION, session)
-            weights, moments = get_state_dict(model, optimizer)
-            state = {"model": weights, "optimizer": moments}
+            state = {"model": model.state_dict(), "optimizer": optimizer.state()}
             if self.recipe.asynchronous:
                 future: Any = dcp.async_save(state, checkpoint_id=part, process_group=self.world.saving)
                 self._pending = step, getattr(future, "upload_completion", future)
@@ -86,19 +86,19 @@ class Checkpoints:
         """Whether no checkpoint is being written on this rank."""
         return self._pending is None or self._pending[1] is None or self._pending[1].done()
 
-    def load(self, model: Any, optimizer: Any, step: int) -> dict[str, Any]:
+    def load(self, model: Any, optimizer: ShardedAdamW, step: int) -> dict[str, Any]:
         """Restore model and optimizer, for any number of ranks, and return the rest of the state."""
         path = path_of(self.folder, step)
-        weights, moments = get_state_dict(model, optimizer)
-        state: dict[str, Any] = {"model": weights, "optimizer": moments}
+        state = {"model": model.state_dict(), "optimizer": optimizer.state()}
         try:
             dcp.load(state, checkpoint_id=path, process_group=self.world.saving)
         except Exception as error:
             raise ValueError(
                 f"the checkpoint {path} cannot be read ({_first_line(error)}); delete it to resume from the one before"
             ) from error
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        return read_json(path / SESSION)
+        session = read_json(path / SESSION)
+        optimizer.set_updates(session["updates"])
+        return session
 
     def _failed(self, step: int, error: BaseException) -> OSError:
         if self.world.main:

@@ -22,6 +22,7 @@ from swila.pretraining.diagnostics import routing_metrics, track_routing
 from swila.pretraining.flops import flops_per_token, mfu, peak_flops
 from swila.pretraining.identity import configuration, keep_tokenizer, resolve
 from swila.pretraining.initialization import initialize, make_on_meta
+from swila.pretraining.optimizer import ShardedAdamW
 from swila.pretraining.parallel import (
     World,
     checkpoint_activations,
@@ -37,7 +38,6 @@ from swila.pretraining.validation import Validation
 from swila.training.interrupts import Interrupts, interrupts_as_flag
 from swila.training.json_files import write_json
 from swila.training.metrics import MetricsWriter
-from swila.training.optimizer import make_optimizer
 from swila.training.precision import matmul_precision
 from swila.training.progress import Progress
 from swila.training.result import RunResult
@@ -67,6 +67,7 @@ class SessionState:
     Attributes:
         step: Number of updates so far.
         seconds: Duration so far, summed over all sessions.
+        updates: Number of updates of the optimizer: steps without skipped batches.
         bad_batches: Number of skipped batches.
         skipped: Number of skipped batches in a row.
         average: Running average of the loss.
@@ -77,6 +78,7 @@ class SessionState:
 
     step: int = 0
     seconds: float = 0.0
+    updates: int = 0
     bad_batches: int = 0
     skipped: int = 0
     average: LossAverage = field(default_factory=LossAverage)
@@ -218,10 +220,7 @@ class Session:
             held_out_sequences = open_sequences(held_out, recipe.data.length, recipe.data.packing)
             self.validation = Validation(held_out_sequences, recipe.validation.sequences, batches.micro_batch, world)
         self.model = build_model(recipe, world)
-        optimizer = recipe.optimizer
-        self.optimizer = make_optimizer(
-            self.model, optimizer.lr, optimizer.weight_decay, optimizer.betas, optimizer.eps
-        )
+        self.optimizer = ShardedAdamW(self.model, recipe.optimizer)
         self.updates = Updates(self.model, self.optimizer, batches, recipe, world)
         self.checkpoints = Checkpoints(self.directory.path, world, recipe.checkpoints)
         self.state = SessionState()
@@ -262,6 +261,7 @@ class Session:
             if update.bad is not None:
                 self._handle_bad(update)
             else:
+                state.updates += 1
                 state.skipped = 0
                 state.average.update(update.loss)
             state.step += 1

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -134,13 +133,3 @@ def compile_blocks(model: Any) -> None:
 
 def _recomputed(function: Any, *args: Any) -> Any:
     return checkpoint(function, *args, use_reentrant=False)
-
-
-def local_gradients(model: nn.Module) -> list[torch.Tensor]:
-    """Return this rank's parts of the gradients."""
-    found = []
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            gradient: Any = parameter.grad
-            found.append(gradient.to_local() if hasattr(gradient, "to_local") else gradient)
-    return found

@@ -10,7 +10,8 @@ import torch
 from swila.data import TokenBatch
 from swila.pretraining.batches import Batches
 from swila.pretraining.initialization import seed_of
-from swila.pretraining.parallel import World, local_gradients
+from swila.pretraining.optimizer import ShardedAdamW
+from swila.pretraining.parallel import World
 from swila.pretraining.recipe import Recipe
 from swila.pretraining.stability import LossAverage, why_bad
 from swila.training.compilation import compiling
@@ -50,7 +51,7 @@ class Updates:
         world: The ranks.
     """
 
-    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, batches: Batches, recipe: Recipe, world: World):
+    def __init__(self, model: Any, optimizer: ShardedAdamW, batches: Batches, recipe: Recipe, world: World):
         self.model, self.optimizer, self.batches, self.recipe, self.world = model, optimizer, batches, recipe, world
         self.learning_rate = recipe.learning_rate()
         self.replicas = world.size // (recipe.execution.shard_size or world.size)
@@ -80,7 +81,7 @@ class Updates:
                 )
                 out.loss.backward()
             losses += torch.stack([out.loss.detach(), out.auxiliary_loss]).double()
-        gradients = local_gradients(self.model)
+        gradients = self.optimizer.gradients()
         squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
         asked = torch.tensor(float(stop), dtype=torch.float64).to(device, non_blocking=True)
         totals = self.world.sum(torch.cat([losses / self.world.size, squares[None] / self.replicas, asked[None]]))
@@ -91,10 +92,8 @@ class Updates:
             clip = recipe.optimizer.clip
             if clip is not None and norm > clip:
                 torch._foreach_mul_(gradients, clip / norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.step(lr)
+        self.optimizer.clear()
         return Update(loss, auxiliary, norm, lr, bad, totals[3] > 0)
 
 
