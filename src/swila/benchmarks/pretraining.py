@@ -40,24 +40,26 @@ def benchmarked(name: str, length: int, batch_size: int, updates: int) -> Recipe
 
 
 def measure(recipe: Recipe, updates: int, report: Callable[[str], None]) -> dict[str, Any]:
-    """Measure tokens per second and peak memory of the engine and of a bare loop.
+    """Measure tokens per second and peak memory of the engine and of two bare loops.
 
-    The bare loop has the model in bfloat16 with compiled blocks, fused AdamW on bfloat16 weights and moments, and one
-    batch that is on the GPU already. The engine keeps weights and moments in float32, reads its data, checks every loss
-    and writes metrics.
+    Both bare loops have compiled blocks, fused AdamW, clipping, and one batch that is on the GPU already. One has weights
+    and moments in bfloat16. The other has them in float32, as the engine does, and computes under autocast. The engine
+    also reads its data, checks every loss and writes metrics.
 
     Args:
         recipe: Recipe from :func:`benchmarked`.
         updates: Number of timed updates.
         report: Function that is called with a description of the current work.
     """
-    report(f"{recipe.name}: bare loop")
-    bare = bare_loop(recipe, updates)
+    bare = {}
+    for weights in ("bfloat16", "float32"):
+        report(f"{recipe.name}: bare loop, weights in {weights}")
+        bare[weights] = bare_loop(recipe, updates, getattr(torch, weights))
     report(f"{recipe.name}: engine")
     engine = with_engine(recipe, updates)
     flops = flops_per_token(_model(recipe), recipe.data.length)
     peak = peak_flops(torch.cuda.get_device_name())
-    for found in (bare, engine):
+    for found in (*bare.values(), engine):
         found["mfu"] = None if peak is None else mfu(found["tokens_per_second"], flops.training, 1, peak)
     return {
         "recipe": recipe.name,
@@ -69,13 +71,13 @@ def measure(recipe: Recipe, updates: int, report: Callable[[str], None]) -> dict
     }
 
 
-def bare_loop(recipe: Recipe, updates: int) -> dict[str, Any]:
-    """Return tokens per second and peak memory of a loop of a few lines."""
+def bare_loop(recipe: Recipe, updates: int, weights: torch.dtype) -> dict[str, Any]:
+    """Return tokens per second and peak memory of a loop of a few lines, with weights in this dtype."""
     from swila.models.language.modeling import SwiLAForCausalLM
 
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = SwiLAForCausalLM(recipe.model.config(recipe.data.length)).bfloat16().train()
+        model = SwiLAForCausalLM(recipe.model.config(recipe.data.length)).to(weights).train()
         tokens = torch.randint(model.config.vocab_size, (recipe.data.batch_size, recipe.data.length + 1))
     for block in model.model.layers:
         block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
@@ -86,14 +88,16 @@ def bare_loop(recipe: Recipe, updates: int) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
         with compiling():
-            model(tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous(), use_cache=False).loss.backward()
+            with torch.autocast("cuda", torch.bfloat16, enabled=weights == torch.float32):
+                loss = model(tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous(), use_cache=False).loss
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     found = _summary(times[WARM_UP:], recipe)
-    del model, optimizer, tokens
+    del model, optimizer, tokens, loss
     _free()
     return found
 

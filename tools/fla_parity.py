@@ -1,0 +1,222 @@
+"""Our Gated DeltaNet beside flash-linear-attention's own model: same weights, same data, same loss curve.
+
+Needs a GPU and flash-linear-attention. Three parts, all at the size of the paper's GDN:
+
+1. *logits*: its weights in our model; both in bfloat16 against our model in float32.
+2. *curves*: both trained from the same weights on the same text.
+3. *start*: each with an initialisation of its own, eight updates on one fixed batch of random tokens.
+
+    python tools/fla_parity.py TOKENS --out results/fla-gdn.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swila import SwiLAConfig, SwiLAForCausalLM
+from swila.benchmarks.baselines import gdn_backward_allowed
+from swila.data import ShuffledSequences, StreamSequences, TokenData
+from swila.environment import environment
+from swila.training.compilation import compiling
+from swila.training.schedule import LearningRate
+
+PRESET = "gdn-374m"
+HEAD_DIM = 128
+OURS = {  # prefixes and names of flash-linear-attention's parameters in our model
+    "model.embeddings.": "model.embed_tokens.",
+    ".attn_norm.": ".mixer_norm.",
+    ".attn.A_log": ".mixer.decay.A_log",
+    ".attn.dt_bias": ".mixer.decay.dt_bias",
+    ".attn.a_proj.": ".mixer.decay.proj.",
+    ".attn.": ".mixer.",
+    ".mlp.gate_proj.": ".mlp.gate.",
+    ".mlp.up_proj.": ".mlp.up.",
+    ".mlp.down_proj.": ".mlp.down.",
+}
+
+
+def our_name(name: str) -> str:
+    """Return the name in our model of a parameter of flash-linear-attention's ``GatedDeltaNetForCausalLM``."""
+    for theirs, ours in OURS.items():
+        if theirs in name:
+            return name.replace(theirs, ours)
+    return name
+
+
+def our_weights(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return flash-linear-attention's weights under our names; its convolutions are ``[C, 1, W]``, ours ``[C, W]``."""
+    return {our_name(name): w.squeeze(1) if "conv1d" in name else w for name, w in theirs.items()}
+
+
+def our_config(**changes: Any) -> SwiLAConfig:
+    """Return our configuration with flash-linear-attention's epsilon.
+
+    It multiplies queries by K^-1/2, and so the output before its norm; we do not. An epsilon of K times its 1e-6 makes
+    the two norms equal.
+    """
+    return SwiLAConfig.preset(PRESET, mixer_options={"norm_eps": HEAD_DIM * 1e-6}, **changes)
+
+
+def their_model() -> Any:
+    """Return flash-linear-attention's model of the same size, with its own initial weights, in float32."""
+    from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM
+
+    ours = SwiLAConfig.preset(PRESET)
+    config = GatedDeltaNetConfig(
+        hidden_size=ours.hidden_size,
+        num_hidden_layers=ours.num_hidden_layers,
+        intermediate_size=ours.intermediate_size,
+        vocab_size=ours.vocab_size,
+        num_heads=ours.options_of("gated-deltanet")["num_heads"],
+        head_dim=HEAD_DIM,
+        expand_v=1.0,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    return GatedDeltaNetForCausalLM(config).float()
+
+
+def logits(theirs: Any, tokens: Tensor) -> dict[str, float]:
+    """Return relative errors of both models in bfloat16 against ours in float32, and between the two."""
+    ours = SwiLAForCausalLM(our_config())
+    ours.load_state_dict(our_weights(theirs.state_dict()))
+    with torch.no_grad():
+        exact = ours.cuda().eval()(tokens).logits.float()
+        mine = ours.bfloat16()(tokens).logits.float()
+        other = theirs.cuda().bfloat16().eval()(tokens).logits.float()
+    theirs.float()
+
+    def error(a: Tensor, b: Tensor) -> float:
+        return ((a - b).norm() / b.norm()).item()
+
+    return {
+        "ours_to_float32": error(mine, exact),
+        "theirs_to_float32": error(other, exact),
+        "ours_to_theirs": error(mine, other),
+        "same_top_token": (mine.argmax(-1) == other.argmax(-1)).float().mean().item(),
+    }
+
+
+def batches(tokens: Path, length: int, batch_size: int, updates: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches of a run, the same for every model."""
+    split = TokenData(tokens).split("train")
+    assert split is not None
+    sequences = ShuffledSequences(StreamSequences(split, length), 0)
+    for step in range(updates):
+        batch = sequences.batch(sequences.indices(step * batch_size, (step + 1) * batch_size))
+        yield batch.input_ids.cuda(), batch.labels.cuda()
+
+
+def train(model: Any, data: Iterator[tuple[Tensor, Tensor]], rate: LearningRate) -> list[float]:
+    """Return the losses of a plain loop: float32 weights, autocast to bfloat16, AdamW, clipping at 1."""
+    model.cuda().train()
+    exempt = [p for name, p in model.named_parameters() if name.rpartition(".")[2] in ("A_log", "dt_bias")]
+    ids = {id(p) for p in exempt}
+    groups = [{"params": [p for p in model.parameters() if id(p) not in ids]}, {"params": exempt, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, rate.lr, (0.9, 0.95), weight_decay=0.01, fused=True)
+    losses = []
+    for step, (inputs, labels) in enumerate(data):
+        for group in optimizer.param_groups:
+            group["lr"] = rate.at(step)
+        with torch.autocast("cuda", torch.bfloat16), compiling():
+            hidden = model.model(inputs, use_cache=False)[0]
+            scores = model.lm_head(hidden).float()
+            loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+def eight_updates(model: Any) -> list[float]:
+    """Return the losses of eight updates on one fixed batch of random tokens, lr 1e-4, everything in bfloat16."""
+    model.cuda().bfloat16().train()
+    tokens = torch.randint(32000, (8, 2049), generator=torch.Generator().manual_seed(0)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    losses = []
+    for _ in range(9):
+        hidden = model.model(tokens[:, :-1], use_cache=False)[0]
+        scores = model.lm_head(hidden).float()
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    return losses
+
+
+STARTS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ours, convolutions N(0, 0.02²)": {"conv_initializer_range": 0.02},
+    "ours, convolutions N(0, 0.02²), its epsilon": {"conv_initializer_range": 0.02, "eps": True},
+    "ours, rescaled residual": {"rescale_residual": True},
+    "ours, embeddings N(0, 1)": {"embedding_initializer_range": 1.0},
+}
+
+
+def main() -> None:
+    """Run all parts and write the results."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tokens", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--batch-size", type=int, default=8)
+    given = parser.parse_args()
+    begun = time.time()
+    record: dict[str, Any] = {"environment": environment(), "preset": PRESET, **vars(given)}
+    record["tokens"], record["out"] = str(given.tokens), str(given.out)
+
+    def note(part: str, found: Any) -> None:
+        record[part] = found
+        given.out.write_text(json.dumps(record, indent=2) + "\n")
+        print(f"{time.time() - begun:6.1f} s  {part}: {str(found)[:300]}", flush=True)
+
+    note("start", {})
+    for name, changes in STARTS.items():
+        torch.manual_seed(0)
+        eps = {"mixer_options": {"norm_eps": HEAD_DIM * 1e-6}} if changes.pop("eps", False) else {}
+        model = SwiLAForCausalLM(SwiLAConfig.preset(PRESET, **changes, **eps))
+        note("start", record["start"] | {name: eight_updates(model)})
+        _free()
+    rate = LearningRate(3e-4, given.updates, "constant", warmup_steps=20)
+    arguments = given.tokens, given.length, given.batch_size, given.updates
+    with gdn_backward_allowed():
+        theirs = their_model()
+        weights = our_weights({name: w.detach().clone() for name, w in theirs.state_dict().items()})
+        first = next(batches(given.tokens, given.length, 2, 1))[0]
+        note("logits", logits(theirs, first))
+        note("curves", {"theirs": train(theirs, batches(*arguments), rate)})
+        del theirs
+        _free()
+        for name, changes in (("ours", {}), ("ours, its kernel", {"backend": "fla"})):
+            model = SwiLAForCausalLM(our_config())
+            model.load_state_dict(weights)
+            for block in model.model.layers:
+                block.mixer.backend = changes.get("backend", "auto")
+                if not changes:
+                    block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
+            note("curves", record["curves"] | {name: train(model, batches(*arguments), rate)})
+            del model
+            _free()
+        note("start", record["start"] | {"theirs": eight_updates(their_model())})
+
+
+def _free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
