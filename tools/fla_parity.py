@@ -183,6 +183,9 @@ def main() -> None:
         given.out.write_text(json.dumps(record, indent=2) + "\n")
         print(f"{time.time() - begun:6.1f} s  {part}: {str(found)[:300]}", flush=True)
 
+    theirs = their_model()
+    with torch.device("meta"):
+        SwiLAForCausalLM(our_config()).load_state_dict(our_weights(theirs.state_dict()), assign=True)
     note("start", {})
     for name, changes in STARTS.items():
         torch.manual_seed(0)
@@ -193,10 +196,9 @@ def main() -> None:
     rate = LearningRate(3e-4, given.updates, "constant", warmup_steps=20)
     arguments = given.tokens, given.length, given.batch_size, given.updates
     with gdn_backward_allowed():
-        theirs = their_model()
-        weights = our_weights({name: w.detach().clone() for name, w in theirs.state_dict().items()})
         first = next(batches(given.tokens, given.length, 2, 1))[0]
         note("logits", logits(theirs, first))
+        weights = our_weights({name: w.detach().clone() for name, w in theirs.state_dict().items()})
         note("curves", {"theirs": train(theirs, batches(*arguments), rate)})
         del theirs
         _free()

@@ -42,9 +42,9 @@ def benchmarked(name: str, length: int, batch_size: int, updates: int) -> Recipe
 def measure(recipe: Recipe, updates: int, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure tokens per second and peak memory of the engine and of two bare loops.
 
-    Both bare loops have compiled blocks, fused AdamW, clipping, and one batch that is on the GPU already. One has weights
-    and moments in bfloat16. The other has them in float32, as the engine does, and computes under autocast. The engine
-    also reads its data, checks every loss and writes metrics.
+    Both bare loops have compiled blocks, fused AdamW, clipping, and one batch that is on the GPU already. One has
+    weights and moments in bfloat16. The other has them in float32, as the engine does, and computes under autocast. The
+    engine also reads its data, checks every loss and writes metrics.
 
     Args:
         recipe: Recipe from :func:`benchmarked`.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 
-from swila.pretraining.optimizer import ShardedAdamW
+from swila.pretraining.optimizer import MasterAdamW
 from swila.pretraining.parallel import World
 from swila.pretraining.recipe import CheckpointRecipe
 from swila.training.json_files import read_json, write_json
@@ -38,12 +38,11 @@ class Checkpoints:
         if world.main:
             self._clear()
 
-    def save(self, model: Any, optimizer: ShardedAdamW, session: dict[str, Any]) -> None:
+    def save(self, optimizer: MasterAdamW, session: dict[str, Any]) -> None:
         """Write a checkpoint; in the background if the recipe says so, after the one before is complete.
 
         Args:
-            model: The sharded model.
-            optimizer: Its optimizer.
+            optimizer: Optimizer with the master weights.
             session: The rest of the state, as JSON; ``session["step"]`` names the checkpoint, and
                 ``session["updates"]`` is the number of updates of the optimizer.
         """
@@ -56,7 +55,7 @@ class Checkpoints:
             if self.world.main:
                 part.mkdir(parents=True, exist_ok=True)
                 write_json(part / SESSION, session)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state()}
+            state = optimizer.state()
             if self.recipe.asynchronous:
                 future: Any = dcp.async_save(state, checkpoint_id=part, process_group=self.world.saving)
                 self._pending = step, getattr(future, "upload_completion", future)
@@ -86,18 +85,17 @@ class Checkpoints:
         """Whether no checkpoint is being written on this rank."""
         return self._pending is None or self._pending[1] is None or self._pending[1].done()
 
-    def load(self, model: Any, optimizer: ShardedAdamW, step: int) -> dict[str, Any]:
-        """Restore model and optimizer, for any number of ranks, and return the rest of the state."""
+    def load(self, optimizer: MasterAdamW, step: int) -> dict[str, Any]:
+        """Restore weights and moments, for any number of ranks, and return the rest of the state."""
         path = path_of(self.folder, step)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state()}
         try:
-            dcp.load(state, checkpoint_id=path, process_group=self.world.saving)
+            dcp.load(optimizer.state(), checkpoint_id=path, process_group=self.world.saving)
         except Exception as error:
             raise ValueError(
                 f"the checkpoint {path} cannot be read ({_first_line(error)}); delete it to resume from the one before"
             ) from error
         session = read_json(path / SESSION)
-        optimizer.set_updates(session["updates"])
+        optimizer.loaded(session["updates"])
         return session
 
     def _failed(self, step: int, error: BaseException) -> OSError:

@@ -6,6 +6,7 @@ last complete checkpoint with the same data; on a CPU the losses are bit-identic
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from swila.pretraining.diagnostics import routing_metrics, track_routing
 from swila.pretraining.flops import flops_per_token, mfu, peak_flops
 from swila.pretraining.identity import configuration, keep_tokenizer, resolve
 from swila.pretraining.initialization import initialize, make_on_meta
-from swila.pretraining.optimizer import ShardedAdamW
+from swila.pretraining.optimizer import MasterAdamW
 from swila.pretraining.parallel import (
     World,
     checkpoint_activations,
@@ -45,6 +46,7 @@ from swila.training.run_directory import RunDirectory
 
 BAD_BATCH = "bad-batch.json"
 RECIPE = "recipe.json"
+SETTLED = 3  # updates of a session after which everything is compiled
 
 
 class Preempted(Exception):
@@ -220,13 +222,13 @@ class Session:
             held_out_sequences = open_sequences(held_out, recipe.data.length, recipe.data.packing)
             self.validation = Validation(held_out_sequences, recipe.validation.sequences, batches.micro_batch, world)
         self.model = build_model(recipe, world)
-        self.optimizer = ShardedAdamW(self.model, recipe.optimizer)
+        self.optimizer = MasterAdamW(self.model, recipe.optimizer, recipe.precision)
         self.updates = Updates(self.model, self.optimizer, batches, recipe, world)
         self.checkpoints = Checkpoints(self.directory.path, world, recipe.checkpoints)
         self.state = SessionState()
         last = world.first(max(steps_of(self.checkpoints.folder), default=None))
         if last is not None:
-            self.state = SessionState.from_json(self.checkpoints.load(self.model, self.optimizer, last))
+            self.state = SessionState.from_json(self.checkpoints.load(self.optimizer, last))
         self.flops = flops_per_token(self.model, recipe.data.length).training
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         self.begun = time.perf_counter() - self.state.seconds
@@ -253,7 +255,11 @@ class Session:
         recipe, state, steps = self.recipe, self.state, self.recipe.schedule.steps
         if self.world.main and state.step:
             self.report(News(state.step, steps, note=f"resumes from the checkpoint of step {state.step}"))
+        first = state.step
         while state.step < steps:
+            if state.step == first + SETTLED:
+                gc.collect()
+                gc.freeze()  # a full collection of a compiled model's many objects would stall the GPU
             began = time.perf_counter()
             update = self.updates.run(state.step, state.average, interrupted.is_set())
             self.timed += time.perf_counter() - began
@@ -284,6 +290,7 @@ class Session:
 
     def close(self) -> None:
         """Close the files."""
+        gc.unfreeze()
         if self.writer is not None:
             self.writer.close()
 
@@ -365,7 +372,7 @@ class Session:
 
     def _save(self) -> None:
         self.state.seconds = time.perf_counter() - self.begun
-        self.checkpoints.save(self.model, self.optimizer, asdict(self.state))
+        self.checkpoints.save(self.optimizer, asdict(self.state))
 
     def _finish(self) -> RunResult:
         state = self.state

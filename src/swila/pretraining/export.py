@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,10 @@ def export(run: str | Path, out: str | Path, dtype: str = "bfloat16", step: int 
 def load_weights(recipe: Recipe, run: Path, step: int) -> Any:
     """Return the model of a run with the weights of a checkpoint, on the CPU in float32; needs no process group."""
     model = make_on_meta(recipe.model.config(recipe.data.length)).to_empty(device="cpu")
-    state = {"model": model.state_dict()}
-    dcp.load(state, checkpoint_id=path_of(run / FOLDER, step), no_dist=True)
-    model.load_state_dict(state["model"])
+    with warnings.catch_warnings():  # that no process group exists, which is intended
+        warnings.simplefilter("ignore", UserWarning)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        dcp.load({"weights": weights}, checkpoint_id=path_of(run / FOLDER, step), no_dist=True)
     model.tie_weights()
     return model.eval()
 

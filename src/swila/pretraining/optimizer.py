@@ -1,8 +1,11 @@
-"""AdamW over this rank's parts of the parameters.
+"""AdamW on this rank's part of the float32 master weights.
 
-The parameters of a sharded model are DTensors. Each operation on many of them costs the host tens of milliseconds,
-which a GPU has to wait for. Here the optimizer works on plain tensors that share their memory, and its state becomes
-DTensors only in checkpoints, so that a checkpoint can be read by any number of ranks.
+There are three cases. With several ranks, the parameters of the model are DTensors with float32 shards, which FSDP
+gathers in bfloat16 to compute. With one rank and bfloat16, the model has bfloat16 parameters, and the masters are
+copies of them in float32. With one rank and float32, the parameters are their own masters.
+
+The optimizer always works on plain tensors: an operation on many DTensors costs the host tens of milliseconds, which a
+GPU has to wait for. Its state becomes DTensors only in checkpoints, so that any number of ranks can read them.
 """
 
 from __future__ import annotations
@@ -13,75 +16,114 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from swila.pretraining.recipe import OptimizerRecipe
+from swila.pretraining.recipe import OptimizerRecipe, Precision
 from swila.training.optimizer import parameter_groups
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class ShardedAdamW:
-    """Fused AdamW on the local parts of a model's parameters.
+class MasterAdamW:
+    """Fused AdamW on float32 master weights.
 
     Args:
-        model: The model, sharded or not.
+        model: The model, with float32 parameters, sharded or not. With precision bfloat16 the parameters of a model
+            that is not sharded become bfloat16.
         recipe: Learning rate, weight decay, betas and epsilon.
+        precision: Precision in which the model computes.
     """
 
-    def __init__(self, model: nn.Module, recipe: OptimizerRecipe) -> None:
+    def __init__(self, model: nn.Module, recipe: OptimizerRecipe, precision: Precision) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        groups = parameter_groups(model, recipe.weight_decay)
+        sharded = any(isinstance(p, DTensor) for p in self.parameters.values())
+        self.copies = precision == "bfloat16" and not sharded
         with torch.no_grad():
-            self.parts = {name: nn.Parameter(_local(p)) for name, p in self.parameters.items()}
+            self.masters = {name: nn.Parameter(_local(p)) for name, p in self.parameters.items()}
+            if self.copies:
+                for parameter in self.parameters.values():
+                    parameter.data = parameter.data.bfloat16()
         names = {id(p): name for name, p in self.parameters.items()}
-        groups = [
-            {**group, "params": [self.parts[names[id(p)]] for p in group["params"]]}
-            for group in parameter_groups(model, recipe.weight_decay)
-        ]
-        self.adamw = torch.optim.AdamW(groups, recipe.lr, recipe.betas, recipe.eps, fused=True)
-        for part in self.parts.values():
-            zeros = {moment: torch.zeros_like(part, requires_grad=False) for moment in MOMENTS}
-            self.adamw.state[part] = {"step": torch.zeros((), dtype=torch.float32, device=part.device), **zeros}
+        self.adamw = torch.optim.AdamW(
+            [{**group, "params": [self.masters[names[id(p)]] for p in group["params"]]} for group in groups],
+            recipe.lr,
+            recipe.betas,
+            recipe.eps,
+            fused=True,
+        )
+        for master in self.masters.values():
+            zeros = {moment: torch.zeros_like(master, requires_grad=False) for moment in MOMENTS}
+            self.adamw.state[master] = {"step": torch.zeros((), dtype=torch.float32, device=master.device), **zeros}
+
+    @torch.no_grad()
+    def accumulate(self) -> None:
+        """Add the gradients of a micro-batch to those of the masters, in float32; call this after each backward."""
+        if not self.copies:
+            return  # autograd and FSDP accumulate in float32 already
+        sums: list[Any] = []
+        added: list[Any] = []
+        first = all(master.grad is None for master in self.masters.values())
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                master = self.masters[name]
+                if first:
+                    master.grad = torch.empty_like(master)
+                sums.append(master.grad)
+                added.append(parameter.grad)
+                parameter.grad = None
+        if first:
+            torch._foreach_copy_(sums, added)
+        else:
+            torch._foreach_add_(sums, added)
 
     @torch.no_grad()
     def gradients(self) -> list[Tensor]:
-        """Return the local parts of the gradients, and let the optimizer use them."""
-        found = []
-        for name, parameter in self.parameters.items():
-            part, memory = self.parts[name], _local(parameter)
-            if part.data_ptr() != memory.data_ptr():
-                part.data = memory  # FSDP moves uneven shards into padded memory at the first forward call
-            if parameter.grad is not None:
-                part.grad = _local(parameter.grad)
-                found.append(part.grad)
-        return found
+        """Return the local gradients of the masters, after the last micro-batch."""
+        if not self.copies:
+            for name, parameter in self.parameters.items():
+                master, memory = self.masters[name], _local(parameter)
+                if master.data_ptr() != memory.data_ptr():
+                    master.data = memory  # FSDP moves uneven shards into padded memory at the first forward call
+                master.grad = None if parameter.grad is None else _local(parameter.grad)
+        return [master.grad for master in self.masters.values() if master.grad is not None]
 
+    @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Update the weights with the gradients of the last call of :meth:`gradients`."""
+        """Update the weights with the gradients of the masters."""
         for group in self.adamw.param_groups:
             group["lr"] = lr
         self.adamw.step()
+        self._publish()
 
     def clear(self) -> None:
         """Delete the gradients."""
         for name, parameter in self.parameters.items():
-            parameter.grad = self.parts[name].grad = None
+            parameter.grad = self.masters[name].grad = None
 
-    def state(self) -> dict[str, dict[str, Any]]:
-        """Return the moments by name, as DTensors that share the optimizer's memory."""
-        found = {}
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return master weights and moments by name, for a checkpoint; they share the optimizer's memory."""
+        found: dict[str, dict[str, Tensor]] = {"weights": {}, **{moment: {} for moment in MOMENTS}}
         for name, parameter in self.parameters.items():
-            state = self.adamw.state[self.parts[name]]
-            found[name] = {moment: _like(state[moment], parameter) for moment in MOMENTS}
+            master = self.masters[name]
+            found["weights"][name] = master.detach() if self.copies else parameter.detach()
+            for moment in MOMENTS:
+                found[moment][name] = _like(self.adamw.state[master][moment], parameter)
         return found
 
-    @property
-    def updates(self) -> int:
-        """Number of updates so far."""
-        return int(next(iter(self.adamw.state.values()))["step"].item())
+    @torch.no_grad()
+    def loaded(self, updates: int) -> None:
+        """Take over a state that was read into the tensors of :meth:`state`.
 
-    def set_updates(self, count: int) -> None:
-        """Set the number of updates, which the bias correction depends on."""
+        Args:
+            updates: Number of updates so far, which the bias correction depends on.
+        """
         for state in self.adamw.state.values():
-            state["step"].fill_(count)
+            state["step"].fill_(updates)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Copy the masters into the parameters of the model."""
+        if self.copies:
+            torch._foreach_copy_([p.data for p in self.parameters.values()], [m.data for m in self.masters.values()])
 
 
 def _local(tensor: Any) -> Tensor:

@@ -101,18 +101,19 @@ def make_mesh(size: int, execution: ExecutionRecipe, device: torch.device) -> De
 
 
 def shard(model: Any, mesh: DeviceMesh, recipe: Recipe) -> None:
-    """Divide a :class:`swila.SwiLAForCausalLM` among the ranks of a mesh, in place.
+    """Divide a :class:`swila.SwiLAForCausalLM` among the ranks of a mesh, in place; one rank keeps it whole.
 
     Master weights stay float32, divided along their first dimension. With precision bfloat16, a group of parameters is
-    gathered in bfloat16 to compute, and gradients are reduced in float32. Between forward and backward the gathered
-    weights are freed, unless there is nothing to gather.
+    gathered in bfloat16 to compute, and gradients are reduced in float32. The gathered weights of a block are freed
+    between forward and backward.
     """
+    if mesh.size() == 1:
+        return
     policy = MixedPrecisionPolicy()
     if recipe.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    frees = mesh.size() > 1
     for block in model.model.layers:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=frees)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 

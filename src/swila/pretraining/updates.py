@@ -10,7 +10,7 @@ import torch
 from swila.data import TokenBatch
 from swila.pretraining.batches import Batches
 from swila.pretraining.initialization import seed_of
-from swila.pretraining.optimizer import ShardedAdamW
+from swila.pretraining.optimizer import MasterAdamW
 from swila.pretraining.parallel import World
 from swila.pretraining.recipe import Recipe
 from swila.pretraining.stability import LossAverage, why_bad
@@ -51,7 +51,7 @@ class Updates:
         world: The ranks.
     """
 
-    def __init__(self, model: Any, optimizer: ShardedAdamW, batches: Batches, recipe: Recipe, world: World):
+    def __init__(self, model: Any, optimizer: MasterAdamW, batches: Batches, recipe: Recipe, world: World):
         self.model, self.optimizer, self.batches, self.recipe, self.world = model, optimizer, batches, recipe, world
         self.learning_rate = recipe.learning_rate()
         self.replicas = world.size // (recipe.execution.shard_size or world.size)
@@ -80,6 +80,7 @@ class Updates:
                     use_cache=False,
                 )
                 out.loss.backward()
+            self.optimizer.accumulate()
             losses += torch.stack([out.loss.detach(), out.auxiliary_loss]).double()
         gradients = self.optimizer.gradients()
         squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
