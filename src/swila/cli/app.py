@@ -8,6 +8,7 @@ import typer
 
 from swila.cli.bench import bench
 from swila.cli.chat import chat
+from swila.cli.data import data
 from swila.cli.demo import demo
 from swila.cli.doctor import doctor
 from swila.cli.export import export
@@ -48,6 +49,7 @@ app.command()(export)
 app.command()(status)
 app.command()(plot)
 app.command()(inspect)
+app.add_typer(data, name="data")
 app.command()(models)
 app.command()(recipes)
 app.command()(generate)
