@@ -7,44 +7,13 @@ import numpy as np
 import pytest
 
 from swila.data import TokenData, write_tokens
-
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "sat",
-    "ran",
-    "on",
-    "under",
-    "mat",
-    "tree",
-    "and",
-    "then",
-    "it",
-    "was",
-    "red",
-    "blue",
-]
-
-
-def word_tokenizer(special=("<unk>", "<s>", "</s>"), extra=()):
-    """A tokenizer with a token for each word, and special tokens before them."""
-    tokenizers = pytest.importorskip("tokenizers")
-    vocab = {word: number for number, word in enumerate([*special, *WORDS, *extra])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=special[0]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(list(special))
-    return tokenizer
+from text_data import save_tokenizer
 
 
 @pytest.fixture
 def make_tokenizer(tmp_path):
     def make(name="tokenizer.json", **options):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        word_tokenizer(**options).save(str(path))
-        return path
+        return save_tokenizer(tmp_path / name, **options)
 
     return make
 
