@@ -168,7 +168,7 @@ class _Progress:
         if self._left is None:
             self._left = TimeLeft({"": now.bytes_total}, 1)
         self._left.progressed("", now.bytes_read)
-        left = f"{in_words(self._left.of(''))} left"
+        left = f"{in_words(0.0 if now.bytes_read == now.bytes_total else self._left.of(''))} left"
         self._bar.update(self._task, total=now.bytes_total, completed=now.bytes_read, counts=counts, left=left)
 
 

@@ -320,8 +320,8 @@ class _Preparation:
         splits = {name: writer.finish() for name, writer in self.writers.items()}
         splits = {name: split for name, split in splits.items() if split.documents}
         expected = {file for split in splits.values() for s in split.shards for file in (s.tokens_file, s.bounds_file)}
-        for path in self.out.glob("*-?????*.bin"):  # shards that an interrupted command began
-            if _OURS.fullmatch(path.name) and path.name not in expected:
+        for path in self.out.iterdir():  # what killed commands left
+            if _OURS.fullmatch(path.name) and path.name not in {*expected, PROGRESS}:
                 path.unlink()
         write_atomically(self.out / TOKENIZER, self.tokenizer.content)
         skipped = {reason: self.skipped[reason] for reason in (EMPTY, HELD_OUT) if self.skipped[reason]}
