@@ -242,18 +242,19 @@ def test_progress_counts_to_the_end(tmp_path, go, small_batches):
     assert len(calls) > 15
 
 
-def sources_of_three_forms(tmp_path):
-    """A JSON lines file, a text file of lines, and one for validation."""
-    write_jsonl(tmp_path / "a.jsonl", [sentence(number) for number in range(120)])
+def sources_of_two_forms(tmp_path):
+    """A JSON lines file with ten empty documents, and a text file of lines."""
+    write_jsonl(tmp_path / "a.jsonl", [text for n in range(120) for text in ("", sentence(n))[n % 12 > 0 :]])
     (tmp_path / "b.txt").write_text("\n".join(sentence(number) for number in range(100, 200)))
     return tmp_path / "a.jsonl", tmp_path / "b.txt"
 
 
 def test_interrupted_after_every_batch_gives_the_same_bytes(tmp_path, go, small_batches):
-    sources = sources_of_three_forms(tmp_path)
+    sources = sources_of_two_forms(tmp_path)
     options = {"documents": "lines", "validation": 0.1, "shard_tokens": 150}
     whole = go(*sources, out="whole", **options).data
     assert len(documents_of(whole)) + len(documents_of(whole, "validation")) == 220
+    assert whole.manifest.skipped == {"without text": 10}
     interruptions = 0
     while True:
         calls = []
@@ -280,7 +281,7 @@ def test_interrupted_after_every_batch_gives_the_same_bytes(tmp_path, go, small_
 
 
 def test_other_arguments_after_an_interruption(tmp_path, go, small_batches):
-    source, _ = sources_of_three_forms(tmp_path)
+    source, _ = sources_of_two_forms(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         go(source, interrupted=lambda: True)
     with pytest.raises(ValueError, match=r"validation was 0\.005 and is 0\.25\. Start again with --fresh"):
@@ -296,7 +297,7 @@ def test_other_arguments_after_an_interruption(tmp_path, go, small_batches):
 
 def test_one_preparation_at_a_time(tmp_path, go, small_batches):
     pytest.importorskip("fcntl")
-    source, _ = sources_of_three_forms(tmp_path)
+    source, _ = sources_of_two_forms(tmp_path)
 
     def second(progress):
         with pytest.raises(ValueError, match="out is being prepared by another process"):
@@ -361,15 +362,14 @@ def _documents(progress):
 
 def test_data_set_is_prepared_through_interruptions(tmp_path, go, small_batches, monkeypatch):
     pytest.importorskip("datasets")
-    arrow = pytest.importorskip("pyarrow")
-
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "owner" / "name"
     folder.mkdir(parents=True)
     texts = [sentence(number) for number in range(60)]
     for number in range(3):
         table = arrow.table({"text": texts[number * 20 : number * 20 + 20]})
-        arrow.parquet.write_table(table, folder / f"train-{number:05d}-of-00003.parquet", row_group_size=7)
+        parquet.write_table(table, folder / f"train-{number:05d}-of-00003.parquet", row_group_size=7)
     with pytest.raises(KeyboardInterrupt):
         go(folder, subset="default", validation=0, interrupted=lambda: True)
     data = go(folder, subset="default", validation=0).data

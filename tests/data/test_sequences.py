@@ -89,7 +89,7 @@ def check_packed(sequences, lengths, T):
     assert sequences.count_labels(range(len(sequences))) == sum(label != -100 for label in labels)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     T=st.integers(1, 9),
     shapes=st.lists(st.sampled_from(["1", "T", "T+1", "2T+1", "3T", "small", "any"]), min_size=1, max_size=30),

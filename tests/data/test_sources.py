@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 
 import pytest
 
@@ -27,10 +28,9 @@ def write_jsonl(path, texts, column="text"):
 
 
 def write_parquet(path, texts, column="text", rows=2):
-    arrow = pytest.importorskip("pyarrow")
-
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrow.parquet.write_table(arrow.table({"id": list(range(len(texts))), column: texts}), path, row_group_size=rows)
+    parquet.write_table(arrow.table({"id": list(range(len(texts))), column: texts}), path, row_group_size=rows)
     return path
 
 
@@ -201,3 +201,25 @@ def test_no_text_is_none(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": null}\n{"text": ""}\n')
     assert read(found(path)[0]) == [None, ""]
+
+
+def test_data_set_that_breaks_off(every_form, monkeypatch):
+    reader = every_form("data set").open(None)
+
+    class Broken:
+        def __iter__(self):
+            yield {"text": "the cat"}
+            raise RuntimeError("connection lost\nand more")
+
+    monkeypatch.setattr(reader, "_data", Broken())
+    iterator = iter(reader)
+    assert next(iterator) == "the cat"
+    with pytest.raises(ValueError, match=r"sample/train, after row 1: connection lost\. The same command continues$"):
+        next(iterator)
+
+
+def test_missing_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"any")
+    with pytest.raises(ValueError, match=r"needs the package pyarrow .* pip install 'swila\[data\]'"):
+        read(found(tmp_path / "a.parquet")[0])

@@ -66,7 +66,16 @@ class HubReader:
     def __iter__(self) -> Iterator[str | None]:
         """Iterate over the documents that are left."""
         column = self._source.column
-        for row in self._data:
+        rows = iter(self._data)
+        while True:
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except Exception as error:  # of whatever package reads the network
+                reason = str(error).partition("\n")[0]
+                after = f"{self._source.name}, after row {self._count}"
+                raise ValueError(f"{after}: {reason}. The same command continues") from error
             self._count += 1
             where = f"{self._source.name}, row {self._count}"
             if column not in row:
@@ -83,7 +92,8 @@ class HubReader:
         try:
             data = self._datasets.load_dataset(source.path, source.subset, split=source.split, streaming=True)
         except (ValueError, OSError, RuntimeError) as error:  # OSError: connection; others: names that do not exist
-            raise ValueError(f"data set {source.path} cannot be opened: {error}") from None
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"data set {source.path} cannot be opened: {reason}") from None
         if data.column_names is None:  # known after the first row only
             return data
         if source.column not in data.column_names:
