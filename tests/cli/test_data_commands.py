@@ -111,7 +111,7 @@ def test_again_does_nothing_and_other_arguments_need_fresh(tmp_path, prepare):
     prepare("a.jsonl")
     result = prepare("a.jsonl")
     assert result.exit_code == 0
-    assert "tokens is complete: nothing to do" in result.output
+    assert result.output.strip() == "tokens is complete: nothing to do. Use --fresh to start again."
     result = prepare("a.jsonl", "--eos")
     assert result.exit_code == 2
     assert result.stderr == (

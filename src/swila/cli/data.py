@@ -150,6 +150,7 @@ class _Progress:
         self._bar = Progress(*columns, console=console)
         self._task = self._bar.add_task("", total=None, counts="reading", left="")
         self._begun = time.monotonic()
+        self._shown = False  # whether there was any progress
         self._left: TimeLeft | None = None
 
     def __enter__(self) -> _Progress:
@@ -157,9 +158,11 @@ class _Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._bar.update(self._task, visible=self._shown)
         self._bar.stop()
 
     def __call__(self, now: PreparationProgress) -> None:
+        self._shown = True
         speed = (now.tokens - now.tokens_before) / max(time.monotonic() - self._begun, 1e-9)
         counts = f"{now.documents:,} documents, {now.tokens:,} tokens, {speed:,.0f} tokens/s"
         if now.bytes_total is None:
