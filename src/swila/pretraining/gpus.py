@@ -16,7 +16,7 @@ class Gpu(NamedTuple):
         peak: Dense bfloat16 operations per second of the tensor cores, with float32 sums.
         memory: Bytes that torch reports as the total memory.
         link: Bytes per second that a GPU sends to the other GPUs of its node.
-        network: Bytes per second that a GPU sends to other nodes.
+        network: Bytes per second of a GPU's network adapter.
     """
 
     name: str

@@ -119,9 +119,8 @@ def shard(model: Any, mesh: DeviceMesh, recipe: Recipe) -> None:
 
 def checkpoint_activations(model: Any, execution: ExecutionRecipe) -> None:
     """Set the blocks whose activations are recomputed in the backward pass."""
-    every = {"none": 0, "all": 1}.get(execution.activation_checkpointing, execution.activation_checkpointing)  # type: ignore[arg-type]
     for i, block in enumerate(model.model.layers):
-        if every and (i + 1) % int(every) == 0:
+        if execution.recomputes(i):
             block.gradient_checkpointing = True
             block._gradient_checkpointing_func = _recomputed
 
