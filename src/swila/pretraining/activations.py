@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from swila.layers.attention import ForgettingAttention
@@ -75,7 +76,7 @@ def _compiled_bytes(config: SwiLAConfig, layer: int, length: int, dtype: torch.d
     with compiling(), torch._dynamo.config.patch(suppress_errors=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            torch.compile(block, backend=backend, fullgraph=True)(x)
+            torch.compile(block, backend=backend, fullgraph=True, dynamic=False)(x)
         except BackendCompilerFailed as error:
             if not isinstance(error.inner_exception, _Traced):
                 raise
@@ -112,8 +113,8 @@ class _FusedNorms(TorchFunctionMode):
     """Makes RMSNorm keep its input and one scale per row, as on a GPU; on a CPU it keeps copies in float32."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.rms_norm:
-            return _FusedNorm.apply(args[0], args[2])
+        if function is F.rms_norm:
+            return _FusedNorm.apply(args[0], kwargs["weight"])
         return function(*args, **(kwargs or {}))
 
 
