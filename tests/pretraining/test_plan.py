@@ -12,7 +12,7 @@ from rich.console import Console
 from swila.cli.plan import show_plan
 from swila.models.language.configuration import SwiLAConfig
 from swila.models.language.presets import get_preset
-from swila.ops.backends import backend_names
+from swila.ops.backends import registered_backends
 from swila.ops.cuda.backend import BACKEND
 from swila.pretraining import activations, memory, sharding
 from swila.pretraining.activations import kept_bytes
@@ -90,12 +90,11 @@ def test_kernels_of_flash_linear_attention_are_traced_as_ours():
 
 
 def test_tracing_leaves_backends_and_dtype_as_they_were(monkeypatch):
-    before = backend_names()
     block_bytes("deltanet", num_heads=HEADS)
     monkeypatch.setattr(activations, "_eager_bytes", None)
     with pytest.raises(TypeError):
         block_bytes("deltanet", num_heads=HEADS)
-    assert backend_names() == before
+    assert registered_backends() == ()
     assert torch.get_default_dtype() == torch.float32
 
 
@@ -146,6 +145,21 @@ def test_the_logits_of_a_chunk_are_bounded(untraced):
     few, many = (plan(recipe_of(64, 4096, wide, micro_batch=size), 1, "H200").memory.loss for size in (1, 64))
     chunk = 256 * 2**20 // 4 // 32_000
     assert few == many == chunk * 32_000 * 6 + 4 * 32_000 * D
+
+
+@pytest.mark.parametrize(("compile", "compiled"), [(None, True), (False, False)])
+def test_each_kind_of_block_is_traced_once_as_it_will_run(monkeypatch, compile, compiled):
+    calls = []
+
+    def kept(config, layer, *how):
+        calls.append((config.layer_mixers[layer], *how))
+        return {"deltanet": 100, "attention": 1000}[config.layer_mixers[layer]]
+
+    monkeypatch.setattr(memory, "kept_bytes", kept)
+    model = model_recipe("deltanet", attention_layers=[3], mixer_options={})
+    found = plan(recipe_of(micro_batch=1, model=model, compile=compile))
+    assert sorted(calls) == [(name, T, torch.bfloat16, compiled) for name in ("attention", "deltanet")]
+    assert found.memory.activations == 3 * 100 + 1000 + (LAYERS + 4) * 2 * T * D
 
 
 @pytest.mark.parametrize(("which", "kept"), [("none", 4), ("all", 1), (2, 3), (3, 4), (4, 4)])
