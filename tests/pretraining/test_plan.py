@@ -120,8 +120,8 @@ def test_memory_by_hand(untraced):
     assert found.parameters == found.per_rank == total
     assert found.memory.weights == found.memory.gradients == 4 * total
     assert found.memory.optimizer == 8 * total
-    assert found.memory.gathered == 2 * total  # one GPU does not free weights
-    assert found.memory.unsharded_gradients == 2 * VOCABULARY * D + 6 * block
+    assert found.memory.gathered == 2 * total  # one GPU has all weights in bfloat16
+    assert found.memory.unsharded_gradients == 2 * (VOCABULARY * D + block)
     assert found.memory.activations == 2 * (LAYERS * KEPT + (LAYERS + 4) * 2 * T * D)
     assert found.memory.loss == 2 * T * VOCABULARY * (4 + 2) + 4 * VOCABULARY * D
     parts = found.as_json()["memory"].values()
@@ -135,9 +135,16 @@ def test_memory_of_a_rank_by_hand(untraced):
     assert found.per_rank == (root + LAYERS * block + rounded_up) / 8
     assert found.memory.weights == 4 * found.per_rank
     assert found.memory.gathered == 2 * (root + 2 * block)  # the block that computes, and the next
+    assert found.memory.unsharded_gradients == 2 * (VOCABULARY * D + block) + 4 * block
+    assert plan(recipe_of(shard_size=1), 8, "H100").memory.gathered == found.memory.gathered
     full = plan(recipe_of(precision="float32"), 8, "H100")
     assert full.memory.gathered == 4 * (root + 2 * block)
     assert full.memory.loss == 8 * T * VOCABULARY * 4 + 4 * VOCABULARY * D
+
+
+def test_one_gpu_in_float32_has_no_second_weights(untraced):
+    found = plan(recipe_of(precision="float32"), 1, "H100")
+    assert (found.memory.gathered, found.memory.unsharded_gradients) == (0, 0)
 
 
 def test_the_logits_of_a_chunk_are_bounded(untraced):
@@ -231,7 +238,7 @@ def test_errors_name_the_argument(untraced):
         plan(recipe_of(), 8, "abacus")
 
 
-@pytest.mark.parametrize(("gpus", "shard_size"), [(64, None), (64, 16), (3, None), (1, None)])
+@pytest.mark.parametrize(("gpus", "shard_size"), [(64, None), (64, 16), (3, None)])
 def test_the_engine_divides_every_parameter(gpus, shard_size):
     recipe = recipe_of(192, shard_size=shard_size)
     found, shards = check_sharding(recipe, gpus), shard_size or gpus
@@ -246,9 +253,11 @@ def test_the_engine_divides_every_parameter(gpus, shard_size):
     assert not dist.is_initialized()
 
 
-def test_an_undivided_parameter_is_reported(monkeypatch):
-    monkeypatch.setattr(sharding, "shard", lambda model, mesh, recipe: None)
-    found = check_sharding(recipe_of(), 64)
+@pytest.mark.parametrize("gpus", [1, 64])
+def test_an_undivided_parameter_is_reported(monkeypatch, gpus):
+    if gpus > 1:  # one rank keeps the model whole anyway
+        monkeypatch.setattr(sharding, "shard", lambda model, mesh, recipe: None)
+    found = check_sharding(recipe_of(), gpus)
     assert len(found.whole) == len(list(skeleton(recipe_of()).parameters()))
     assert found.per_rank == found.parameters
 

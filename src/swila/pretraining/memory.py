@@ -30,10 +30,10 @@ class Memory:
         weights: This rank's part of the master weights, in float32.
         gradients: This rank's part of the gradients, in float32.
         optimizer: This rank's part of AdamW's two moments, in float32.
-        gathered: Whole weights of the groups that compute: the root group and two blocks, of which one is gathered
-            ahead; with one GPU all blocks. In the dtype of computing.
-        unsharded_gradients: Gradients of the head and of one block before they are divided among the ranks, in the
-            dtype of computing, and the block's once more in float32.
+        gathered: Whole weights in the dtype of computing: those of the root group and of two blocks, of which one is
+            gathered ahead. With one GPU those of all blocks, or none in float32, where they are the master weights.
+        unsharded_gradients: Gradients of the head and of one block in the dtype of computing, and, before they are
+            divided among the ranks, those of the block once more in float32. None with one GPU in float32.
         activations: What blocks, final norm and head keep for the backward pass of a micro-batch.
         loss: Logits of a chunk and their gradient, and the gradient of the head's weight in float32.
     """
@@ -95,7 +95,7 @@ class MemoryEstimate:
 
     def __init__(self, recipe: Recipe, sizes: Sizes, ranks: int, replicated: bool = False) -> None:
         self.recipe, self.sizes, self.ranks = recipe, sizes, ranks
-        self.frees_weights = ranks > 1 or replicated
+        self.sharded = ranks > 1 or replicated
         self.config = recipe.model.config(recipe.data.length)
         self.dtype = getattr(torch, recipe.precision)
         compiled, length = recipe.execution.compile is not False, recipe.data.length
@@ -108,15 +108,20 @@ class MemoryEstimate:
         sizes, part = self.sizes, FULL * self.sizes.per_rank(self.ranks)
         D, vocabulary, width = self.config.hidden_size, self.config.vocab_size, self.dtype.itemsize
         block = max(sizes.blocks)
-        ahead = min(2, len(sizes.blocks)) * block if self.frees_weights else sum(sizes.blocks)
+        gathered, gradients = width * sizes.total, width * (vocabulary * D + block)
+        if self.sharded:
+            gathered = width * (sizes.root + min(2, len(sizes.blocks)) * block)
+            gradients += FULL * block
+        elif width == FULL:
+            gathered = gradients = 0
         chunk = min(default_chunk(vocabulary), micro_batch * self.recipe.data.length)
         logits = chunk * vocabulary * (FULL + (width if width != FULL else 0))  # float32 is overwritten in place
         return Memory(
             weights=part,
             gradients=part,
             optimizer=2 * part,
-            gathered=width * (sizes.root + ahead),
-            unsharded_gradients=width * (vocabulary * D + block) + FULL * block,
+            gathered=gathered,
+            unsharded_gradients=gradients,
             activations=self._activations(micro_batch),
             loss=logits + FULL * vocabulary * D,
         )

@@ -24,7 +24,7 @@ class Sharding:
         parameters: Number of elements of the model's parameters.
         ranks: Number of ranks that share one copy of them.
         per_rank: Elements on the rank with most, rank 0. All ranks allocate as many.
-        whole: Names of parameters that are not divided.
+        whole: Names of parameters that are not divided; all of them with one rank.
     """
 
     parameters: int

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+from swila.pretraining.initialization import make_on_meta
 
 if TYPE_CHECKING:
-    from swila.models.language.modeling import SwiLAForCausalLM
     from swila.pretraining.recipe import Recipe
 
 
-def skeleton(recipe: Recipe) -> SwiLAForCausalLM:
-    """Return the model of a recipe on the meta device, in training mode."""
-    from swila.models.language.modeling import SwiLAForCausalLM
-
-    with torch.device("meta"):
-        return SwiLAForCausalLM(recipe.model.config(recipe.data.length)).train()
+def skeleton(recipe: Recipe) -> Any:
+    """Return the :class:`swila.SwiLAForCausalLM` of a recipe on the meta device, in training mode."""
+    return make_on_meta(recipe.model.config(recipe.data.length)).train()
