@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,15 @@ from swila.pretraining.settings import from_json
 from swila.training.json_files import read_json
 from swila.training.run_directory import RunDirectory
 
+NAMED = 8  # sources that a model card names
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 TRAINING = """## Training
 
 | | |
 |---|---|
-| recipe | `{recipe.name}`: {recipe.summary} |
+| recipe | `{recipe.name}` |
 | tokens | {tokens:,} ({step:,} of {recipe.schedule.steps:,} updates of {recipe.data.batch_size} × {recipe.data.length}) |
-| data | {sources} |
+| data | {sources}; {train_tokens:,} tokens |
 | optimizer | AdamW, learning rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {betas}, clipping at {optimizer.clip} |
 | precision | {recipe.precision}, seed {recipe.seed} |
 | training loss | {train} |
@@ -63,10 +66,13 @@ def export(run: str | Path, out: str | Path, dtype: str = "bfloat16", step: int 
         if name.rpartition(".")[2] not in kept:
             parameter.data = parameter.data.to(DTYPES[dtype])
     model.config.dtype = DTYPES[dtype]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "README.md").write_text(model_card(model, _training(recipe, directory, tokens, step)))
-    model.save_pretrained(out)
-    make_tokenizer(run / "tokenizer.json", tokens).save_pretrained(out)
+    part = out.with_name(f".{out.name}.part")  # complete or absent: what is written to the end gets its name
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    (part / "README.md").write_text(model_card(model, _training(recipe, directory, tokens, step)))
+    model.save_pretrained(part)
+    make_tokenizer(run / "tokenizer.json", tokens).save_pretrained(part)
+    os.replace(part, out)
     return out
 
 
@@ -124,6 +130,17 @@ def _set_special_tokens(model: Any, tokens: dict[str, Any]) -> None:
         config.eos_token_id = None if not ends else ends[0] if len(ends) == 1 else ends
 
 
+def _sources(sources: list[dict[str, Any]]) -> str:
+    """Return the files and data sets that a run was trained on, in words; those of the validation set are left out."""
+    names = []
+    for source in sources:
+        if source["split"] == "train":  # of a file the name alone: a path may name a user
+            known = Path(source["path"]).name if "path" in source else source["dataset"]
+            names.append(f"{known} {source['subset']}" if source.get("subset") else known)
+    several = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(f"`{name}`" for name in names[:NAMED]) + several
+
+
 def _training(recipe: Recipe, directory: RunDirectory, tokens: dict[str, Any], step: int) -> str:
     """Return the part of the model card about the training: data, tokens, recipe and measured losses."""
     lines = [line for line in directory.metrics() if line["step"] <= step]
@@ -143,7 +160,8 @@ def _training(recipe: Recipe, directory: RunDirectory, tokens: dict[str, Any], s
         betas=" and ".join(f"{beta:g}" for beta in recipe.optimizer.betas),
         tokens=step * recipe.tokens_per_step,
         step=step,
-        sources=", ".join(f"`{source['name']}`" for source in tokens["sources"]),
+        sources=_sources(tokens["sources"]),
+        train_tokens=tokens["train_tokens"],
         train=train,
         validation=validation,
         hardware=", ".join(where["gpus"]) if on_gpu else where["cpu"],
