@@ -10,7 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ def initialize(model: Any, seed: int, device: torch.device) -> None:
     model.to_empty(device=device)
     whole = make_on_meta(model.config)
     targets = dict(model.named_modules())
+    once = {name.rpartition(".")[0] for name, _ in whole.named_parameters()}  # a tied head is that of the embedding
     with torch.random.fork_rng(devices=[]):
         for name, module in whole.named_modules():
-            if not any(True for _ in module.parameters(recurse=False)):
+            if name not in once:
                 continue
+            _check_drawn(name, module)
             module.to_empty(device="cpu", recurse=False)
             torch.manual_seed(seed_of(seed, "weights", name))
             whole._init_weights(module)
@@ -49,6 +51,15 @@ def initialize(model: Any, seed: int, device: torch.device) -> None:
             module.to_empty(device="meta", recurse=False)
     if model.config.tie_word_embeddings:
         model.tie_weights()
+
+
+def _check_drawn(name: str, module: nn.Module) -> None:
+    """Raise ValueError for a module whose initial weights are known to its constructor alone."""
+    if not isinstance(module, nn.Linear | nn.Embedding) and not callable(getattr(module, "reset_parameters", None)):
+        raise ValueError(
+            f"{name} ({type(module).__name__}) must have reset_parameters() that sets the initial values of its own "
+            "parameters"
+        )
 
 
 def _set(parameter: Tensor, value: Tensor) -> None:
