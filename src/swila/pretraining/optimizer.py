@@ -33,7 +33,7 @@ class MasterAdamW:
     """
 
     def __init__(self, model: nn.Module, recipe: OptimizerRecipe, precision: Precision) -> None:
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = dict(model.named_parameters())
         groups = parameter_groups(model, recipe.weight_decay)
         sharded = any(isinstance(p, DTensor) for p in self.parameters.values())
         self.copies = precision == "bfloat16" and not sharded
@@ -59,21 +59,20 @@ class MasterAdamW:
         """Add the gradients of a micro-batch to those of the masters, in float32; call this after each backward."""
         if not self.copies:
             return  # autograd and FSDP accumulate in float32 already
-        sums: list[Any] = []
-        added: list[Any] = []
-        first = all(master.grad is None for master in self.masters.values())
+        first: list[tuple[Any, Any]] = []  # sums and gradients
+        later: list[tuple[Any, Any]] = []
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 master = self.masters[name]
-                if first:
+                pairs = first if master.grad is None else later
+                if master.grad is None:
                     master.grad = torch.empty_like(master)
-                sums.append(master.grad)
-                added.append(parameter.grad)
+                pairs.append((master.grad, parameter.grad))
                 parameter.grad = None
         if first:
-            torch._foreach_copy_(sums, added)
-        else:
-            torch._foreach_add_(sums, added)
+            torch._foreach_copy_([total for total, _ in first], [gradient for _, gradient in first])
+        if later:
+            torch._foreach_add_([total for total, _ in later], [gradient for _, gradient in later])
 
     @torch.no_grad()
     def gradients(self) -> list[Tensor]:
