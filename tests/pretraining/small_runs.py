@@ -11,7 +11,7 @@ from swila.pretraining.batches import Batches
 from swila.pretraining.checkpoints import FOLDER, path_of
 from swila.pretraining.engine import build_model
 from swila.pretraining.optimizer import MasterAdamW
-from swila.pretraining.parallel import World
+from swila.pretraining.parallel import World, join_world
 from swila.pretraining.recipe import (
     CheckpointRecipe,
     DataRecipe,
@@ -73,11 +73,17 @@ def sequences_of(data, split="train", packing="stream"):
     return open_sequences(TokenData(data).split(split), LENGTH, packing)
 
 
+def model_of(recipe):
+    """The model of a recipe on one rank, with its initial weights."""
+    with join_world("cpu") as world:
+        return build_model(recipe, world)
+
+
 def updates_of(recipe, data):
     """The updates of a recipe from its initial weights."""
     order = ShuffledSequences(sequences_of(data, packing=recipe.data.packing), recipe.seed)
     batches = Batches(order, recipe.data.batch_size, recipe.execution.micro_batch)
-    model = build_model(recipe, ALONE)
+    model = model_of(recipe)
     return Updates(model, MasterAdamW(model, recipe.optimizer, recipe.precision), batches, recipe, ALONE)
 
 
@@ -87,7 +93,7 @@ def copy_of(tensors):
 
 def saved_state(run, recipe, step):
     """Weights and moments of a checkpoint by name, read without the engine."""
-    model = build_model(recipe, ALONE)
+    model = model_of(recipe)
     names = {name: torch.empty_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
     state = {kind: copy_of(names) for kind in ("weights", "exp_avg", "exp_avg_sq")}
     dcp.load(state, checkpoint_id=path_of(run / FOLDER, step), no_dist=True)
