@@ -1,4 +1,4 @@
-"""The models that experiments compare: names, titles, looks in figures, and sequence layers."""
+"""The models that experiments compare: names, looks in figures, and sequence layers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from swila.plots.looks import LOOKS as ALL_LOOKS
 from swila.plots.style import Look
 
 
@@ -28,27 +29,15 @@ class Model:
     has_cache: bool = False
 
 
-# The colours are those of Okabe and Ito; markers and line styles differ for print in grey.
 _MODELS = (
-    Model("temporal-swila", Look("Temporal SwiLA", "#D55E00", "D", (0, (9, 1.5))), "swila", {"temporal": True}),
-    Model("swila", Look("SwiLA", "#E69F00", "o", "-"), "swila", {"temporal": False}),
-    Model("deltanet", Look("DeltaNet", "#0072B2", "s", (0, (5, 1.5, 1, 1.5))), "deltanet", {"use_output_gate": False}),
-    Model(
-        "gated-deltanet",
-        Look("Gated DeltaNet", "#56B4E9", "P", (0, (5, 1.5, 1, 1.5, 1, 1.5))),
-        "gated-deltanet",
-        {"use_output_gate": False},
-    ),
-    Model("kda", Look("KDA", "#CC79A7", "X", (0, (7, 3))), "kda", {"use_output_gate": False}),
-    Model("dn-mom", Look("DN-MoM", "#009E73", "^", (0, (2.5, 1.2))), "mom", {"num_heads": 1}),
-    Model(
-        "attention",
-        Look("softmax attention", "#555555", "v", (0, (5, 2.5))),
-        "attention",
-        {"qkv_bias": True},
-        has_cache=True,
-    ),
-    Model("fox", Look("FoX", "#999999", "p", (0, (1, 1))), "fox", {"qkv_bias": True}, has_cache=True),
+    Model("temporal-swila", ALL_LOOKS["temporal-swila"], "swila", {"temporal": True}),
+    Model("swila", ALL_LOOKS["swila"], "swila", {"temporal": False}),
+    Model("deltanet", ALL_LOOKS["deltanet"], "deltanet", {"use_output_gate": False}),
+    Model("gated-deltanet", ALL_LOOKS["gated-deltanet"], "gated-deltanet", {"use_output_gate": False}),
+    Model("kda", ALL_LOOKS["kda"], "kda", {"use_output_gate": False}),
+    Model("dn-mom", ALL_LOOKS["dn-mom"], "mom", {"num_heads": 1}),
+    Model("attention", ALL_LOOKS["attention"], "attention", {"qkv_bias": True}, has_cache=True),
+    Model("fox", ALL_LOOKS["fox"], "fox", {"qkv_bias": True}, has_cache=True),
 )
 CATALOGUE = {model.name: model for model in _MODELS}
 LOOKS = {model.name: model.look for model in _MODELS}
