@@ -13,9 +13,10 @@ from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, cast
 from swila.experiments.by_name import by_name
 from swila.experiments.catalogue import Model
 from swila.experiments.record import Environment, Record, References, Row, RunRecord
-from swila.experiments.sweep import claim, distinct, run_all
+from swila.experiments.sweep import claim, run_all
 from swila.experiments.training_run import Kind, TrainingRun
 from swila.training import RunDirectory, read_status
+from swila.training.environments import distinct
 from swila.training.json_files import first_difference, write_json
 from swila.training.run_directory import runs_below
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -81,14 +80,6 @@ def claim(out: Path, experiment: dict[str, Any]) -> None:
             pass
     except OSError as error:
         raise ValueError(f"out must be a directory that can be written to, got {out}: {error.strerror}") from None
-
-
-def distinct(environments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the distinct environments of runs, whatever their dates; earlier runs may be of another commit."""
-    found: dict[str, dict[str, Any]] = {}
-    for where in environments:
-        found.setdefault(json.dumps({key: value for key, value in where.items() if key != "date"}), where)
-    return list(found.values())
 
 
 def run_all(

@@ -27,10 +27,16 @@ def read_json_if_present(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Replace a file atomically: a crash leaves the old file or the new one, never a part."""
+def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
+    """Replace a file atomically: a crash leaves the old file or the new one, never a part.
+
+    Args:
+        path: The file.
+        content: What to write.
+        indent: Number of spaces of an indentation; None writes everything in one line.
+    """
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.write_text(json.dumps(content, indent=indent) + "\n")
     os.replace(temporary, path)
 
 

@@ -20,12 +20,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     A crash may have cut off a line.
     """
+    return _parse(path.read_text()) if path.exists() else []
+
+
+def read_last_metrics(path: Path, size: int = 2**20) -> list[dict[str, Any]]:
+    """Return the lines of metrics in the last ``size`` bytes of a file, as :func:`read_metrics`."""
     if not path.exists():
         return []
+    with path.open("rb") as file:
+        begin = max(path.stat().st_size - size, 0)
+        file.seek(begin)
+        text = file.read().decode(errors="replace")
+    return _parse(text.partition("\n")[2] if begin else text)  # the first line is not complete
+
+
+def _parse(text: str) -> list[dict[str, Any]]:
     lines = []
-    for text in path.read_text().splitlines():
+    for each in text.splitlines():
         with suppress(json.JSONDecodeError):
-            line = json.loads(text)
+            line = json.loads(each)
             if isinstance(line, dict) and is_number(line.get("step")):
                 lines.append(line)
     return lines

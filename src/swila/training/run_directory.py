@@ -18,6 +18,7 @@ from swila.training.metrics import METRICS, read_metrics
 from swila.training.progress import Progress, read_progress, this_process
 from swila.training.result import RunResult, read_result
 
+CHECKPOINTS = "checkpoints"  # directory of a pretraining run; other runs have one checkpoint.pt
 WRITTEN_BY_RUNS = ("environment.json", "result.json", "progress.json", METRICS, "checkpoint.pt")
 LEFT_BY_A_CRASH = ("progress.json", "progress.tmp", "environment.json", "environment.tmp", "config.tmp")
 """Files that a crash can leave before ``config.json`` exists."""
@@ -28,9 +29,9 @@ class RunDirectory:
     """The files of one run.
 
     ``config.json`` (the configuration), ``environment.json`` (hardware, versions, commit), ``metrics.jsonl`` (one line
-    per evaluation), TensorBoard's event files, ``checkpoint.pt`` (the state to resume from) and ``result.json`` once
-    the run has ended. Until then ``progress.json``, and ``error.json`` if the run failed. A directory belongs to one
-    configuration: opening it with another one is an error.
+    per evaluation), TensorBoard's event files, ``checkpoint.pt`` (the state to resume from; a pretraining run has a
+    directory ``checkpoints`` instead) and ``result.json`` once the run has ended. Until then ``progress.json``, and
+    ``error.json`` if the run failed. A directory belongs to one configuration: opening it with another one is an error.
 
     Args:
         path: The directory; created if it does not exist.

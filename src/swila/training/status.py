@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from swila.training.json_files import read_json_if_present
+from swila.training.metrics import METRICS
 from swila.training.progress import is_alive, read_progress
 from swila.training.result import read_result
+from swila.training.run_directory import CHECKPOINTS
 
 
 def read_status(path: Path) -> dict[str, Any]:
@@ -17,7 +19,7 @@ def read_status(path: Path) -> dict[str, Any]:
     ``progress.json`` is ignored; an invalid ``result.json`` raises ValueError.
     """
     error, progress = _read_error(path / "error.json"), read_progress(path / "progress.json") or {}
-    status = "interrupted" if progress or (path / "checkpoint.pt").exists() else "waiting"
+    status = "interrupted" if progress or has_begun(path) else "waiting"
     if progress and is_alive(progress):
         status = "running"
     if (result := read_result(path / "result.json")) is not None:  # read last: the run may end meanwhile
@@ -25,6 +27,16 @@ def read_status(path: Path) -> dict[str, Any]:
     if error is not None:
         return {**progress, "status": "failed", "error": error}
     return {**progress, "status": status}
+
+
+def has_begun(path: Path) -> bool:
+    """Whether a run has left a checkpoint or metrics; its ``progress.json`` may be missing."""
+    metrics = path / METRICS
+    return (
+        (path / "checkpoint.pt").exists()
+        or any((path / CHECKPOINTS).glob("step-*"))
+        or (metrics.exists() and metrics.stat().st_size > 0)
+    )
 
 
 def _read_error(path: Path) -> str | None:
