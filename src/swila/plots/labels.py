@@ -55,13 +55,20 @@ def spread(heights: Sequence[float], gap: float, bottom: float = -math.inf, top:
     return placed
 
 
-def label_ends(axis: Axes, ends: Sequence[End]) -> None:
+def label_ends(axis: Axes, ends: Sequence[End], gap: float = 0.07) -> None:
     """Write labels to the right of an axis, each joined to the end of its line by a thin leader line.
 
-    The limits of the axis must be final.
+    The limits and the scale of the axis must be final.
+
+    Args:
+        axis: The axis; it may be logarithmic.
+        ends: Ends of the lines.
+        gap: Least distance between labels, as a fraction of the height of the axis.
     """
-    low, high = axis.get_ylim()
-    heights = spread([end.y for end in ends], gap=0.07 * (high - low), bottom=low, top=high - 0.02 * (high - low))
+    scale = axis.yaxis.get_transform()
+    low, high, *places = scale.transform([*axis.get_ylim(), *(end.y for end in ends)])
+    spread_out = spread(places, gap=gap * (high - low), bottom=low, top=high - 0.02 * (high - low))
+    heights = scale.inverted().transform(spread_out)
     for end, height in zip(ends, heights, strict=True):
         leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "alpha": 0.7, "relpos": (0, 0.5)}
         axis.annotate(

@@ -100,8 +100,15 @@ def ink(colour: str) -> str:
 
 
 def short(count: float) -> str:
-    """A count in few characters: 500, 2.5k, 40k, 1.2M."""
-    for unit, sign in ((1e6, "M"), (1e3, "k")):
+    """A count in few characters: 500, 2.5k, 40k, 1.2M, 15B."""
+    for unit, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= unit:
             return f"{count / unit:g}{sign}"
     return f"{count:g}"
+
+
+def readable(value: float) -> str:
+    """A positive number with about four digits: 3.2e+06, 1,631.7, 123.4, 12.34."""
+    if not value < 1e6:
+        return f"{value:.1e}"
+    return f"{value:,.1f}" if value >= 99.995 else f"{value:.2f}"
