@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
 
 from swila.pretraining.optimizer import MasterAdamW
 from swila.pretraining.parallel import World
@@ -21,6 +23,7 @@ from swila.training.json_files import read_json, write_json
 
 FOLDER = "checkpoints"
 SESSION = "session.json"
+ERRORS = (Exception, CheckpointException)  # DCP's own is not an Exception
 
 
 class Checkpoints:
@@ -48,7 +51,7 @@ class Checkpoints:
         """
         self.wait()
         step = session["step"]
-        if step in steps_of(self.folder):
+        if self.world.first(step in steps_of(self.folder)):  # other ranks may not see the new name yet
             return
         part = self.folder / f".step-{step:08d}.part"
         try:
@@ -61,7 +64,7 @@ class Checkpoints:
                 self._pending = step, getattr(future, "upload_completion", future)
                 return
             dcp.save(state, checkpoint_id=part, process_group=self.world.saving)
-        except Exception as error:
+        except ERRORS as error:
             raise self._failed(step, error) from error
         self._pending = step, None
         self.wait()
@@ -76,10 +79,15 @@ class Checkpoints:
                 future.result()
             if self.world.main:
                 os.replace(self.folder / f".step-{step:08d}.part", path_of(self.folder, step))
-        except Exception as error:
+        except ERRORS as error:
             raise self._failed(step, error) from error
         if self.world.main:
             self._delete_old()
+
+    def close(self) -> None:
+        """Let a checkpoint that is being written complete after an error of the run; an error of its own is dropped."""
+        with suppress(OSError):
+            self.wait()
 
     def written(self) -> bool:
         """Whether no checkpoint is being written on this rank."""
@@ -90,12 +98,12 @@ class Checkpoints:
         path = path_of(self.folder, step)
         try:
             dcp.load(optimizer.state(), checkpoint_id=path, process_group=self.world.saving)
-        except Exception as error:
+            session = read_json(path / SESSION)
+            optimizer.loaded(session["updates"])
+        except ERRORS as error:
             raise ValueError(
                 f"the checkpoint {path} cannot be read ({_first_line(error)}); delete it to resume from the one before"
             ) from error
-        session = read_json(path / SESSION)
-        optimizer.loaded(session["updates"])
         return session
 
     def _failed(self, step: int, error: BaseException) -> OSError:
