@@ -230,6 +230,30 @@ def test_error_after_documents_keeps_them_and_before_keeps_nothing(tmp_path, go,
     assert list((tmp_path / "second").iterdir()) == []
 
 
+def test_one_broken_line_in_a_thousand_is_left_out_and_counted(tmp_path, go, small_batches):
+    texts = [sentence(number) for number in range(2100)]
+    source = write_jsonl(tmp_path / "a.jsonl", texts)
+    whole = go(source, out="whole", validation=0)
+    lines = source.read_text().splitlines(keepends=True)
+    broken = tmp_path / "b.jsonl"
+    broken.write_bytes("".join([*lines[:1500], '{"text": "cut o\n', *lines[1500:]]).encode() + b'{"text": "\xff"}\n')
+    calls = 0
+
+    def stop():
+        nonlocal calls
+        calls += 1
+        return calls == 100  # between the two broken lines
+
+    with pytest.raises(KeyboardInterrupt):
+        go(broken, out="some", validation=0, interrupted=stop)
+    some = go(broken, out="some", validation=0)
+    assert some.data.manifest.skipped == {"on lines that are not JSON": 2}
+    assert some.data.split("train").tokens == whole.data.split("train").tokens
+    broken.write_bytes(broken.read_bytes() + b"{\n")  # the third in 2,103 lines
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 2103 is not JSON"):
+        go(broken, out="many", validation=0)
+
+
 def test_progress_counts_to_the_end(tmp_path, go, small_batches):
     sources = [write_jsonl(tmp_path / name, [sentence(n) for n in range(40)]) for name in ("a.jsonl", "b.jsonl")]
     calls = []

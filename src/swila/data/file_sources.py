@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from swila.data.source import checked_text, missing_column, require
+from swila.data.source import Broken, checked_text, missing_column, require
 
 DocumentForm = Literal["file", "blank-lines", "lines"]
 DOCUMENT_FORMS: tuple[DocumentForm, ...] = ("file", "blank-lines", "lines")
 TEXT = (".txt", ".text")
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = (".parquet",)
+LINES_PER_BROKEN = 1000
 FORMATS = "text (.txt), JSON lines (.jsonl), both also compressed (.gz), and parquet (.parquet)"
 _BINARY = {
     ".arrow",
@@ -38,33 +39,44 @@ _BINARY = {
 
 
 class _Record(NamedTuple):
-    """A document, where to continue after it, and how many bytes were read up to it."""
+    """A document, where to continue after it, how many bytes were read up to it, and why its line cannot be read."""
 
     text: str | None
     after: int
     bytes_read: int
+    broken: str | None = None
 
 
 class FileReader:
-    """Reader of a file whose position is one number: of lines, rows or documents, as the format has it.
+    """Reader of a file whose position is a number of lines, rows or documents, as the format has it.
+
+    Lines that cannot be read are left out while they are at most one in a thousand of the lines so far: large crawls
+    have some, and a file of another format has many.
 
     Args:
         records: The documents that are left.
         start: Position at which they begin.
+        broken: Number of lines before it that could not be read.
     """
 
-    def __init__(self, records: Iterator[_Record], start: int) -> None:
-        self._records, self._after, self.bytes_read = records, start, 0
+    def __init__(self, records: Iterator[_Record], start: int, broken: int = 0) -> None:
+        self._records, self._after, self._broken, self.bytes_read = records, start, broken, 0
 
     def __iter__(self) -> Iterator[str | None]:
         """Iterate over the documents that are left."""
         for record in self._records:
             self._after, self.bytes_read = record.after, record.bytes_read
-            yield record.text
+            if record.broken is None:
+                yield record.text
+                continue
+            self._broken += 1
+            if self._broken * LINES_PER_BROKEN > record.after:
+                raise ValueError(record.broken)
+            yield Broken(record.broken)
 
     def position(self) -> dict[str, Any]:
         """Return where to continue."""
-        return {"after": self._after}
+        return {"after": self._after, "broken": self._broken}
 
 
 @dataclass(frozen=True)
@@ -103,12 +115,12 @@ class FileSource:
 
     def open(self, position: dict[str, Any] | None) -> FileReader:
         """Return a reader from a position."""
-        start = position["after"] if position else 0
+        start, broken = (position["after"], position.get("broken", 0)) if position else (0, 0)
         suffix = _suffix(self.path)
         if suffix in PARQUET:
             return FileReader(self._rows(start), start)
         if suffix in (*JSON_LINES, ".json"):
-            return FileReader(self._json_lines(start), start)
+            return FileReader(self._json_lines(start), start, broken)
         forms = {"file": self._whole, "blank-lines": self._parts, "lines": self._lines}
         return FileReader(forms[self.documents](start), start)
 
@@ -149,7 +161,11 @@ class FileSource:
             try:
                 row = json.loads(_decoded(line, where))
             except json.JSONDecodeError as error:
-                raise ValueError(f"{where} is not JSON: {error.msg} (column {error.colno})") from None
+                yield _Record(None, number, read, f"{where} is not JSON: {error.msg} (column {error.colno})")
+                continue
+            except ValueError as error:  # not UTF-8
+                yield _Record(None, number, read, str(error))
+                continue
             if not isinstance(row, dict):
                 raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
             if self.column not in row:

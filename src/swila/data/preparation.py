@@ -21,13 +21,13 @@ from swila.data.files import read_json, write_atomically, write_json
 from swila.data.find_sources import find_sources
 from swila.data.manifest import MANIFEST, PROGRESS, SPLITS, TOKENIZER, Manifest, dtype_of, read_manifest
 from swila.data.shards import SHARD_TOKENS, SplitWriter
-from swila.data.source import Source
+from swila.data.source import Broken, Source
 from swila.data.token_data import TokenData
 from swila.data.tokenizer import TextTokenizer
 
 VALIDATION = 0.005
 BATCH_CHARACTERS = 1 << 22
-EMPTY, HELD_OUT = "without text", "also in the validation split"
+EMPTY, HELD_OUT, UNREADABLE = "without text", "also in the validation split", "on lines that are not JSON"
 _OURS = re.compile(
     rf"({MANIFEST}|{PROGRESS}|{TOKENIZER})(\.\d+\.tmp)?|({'|'.join(SPLITS)})-\d{{5,}}(\.bounds)?\.bin|packed-.*\.bin(\.\d+\.tmp)?"
 )
@@ -255,6 +255,9 @@ class _Preparation:
             begun, position = position is not None, None
             for text in reader:
                 begun = True
+                if isinstance(text, Broken):
+                    batch.skipped[UNREADABLE] += 1
+                    continue
                 if text is None or not text.strip():
                     batch.skipped[EMPTY] += 1
                     continue
@@ -282,7 +285,7 @@ class _Preparation:
     def _held_out(self) -> set[int]:
         """Return the keys of all documents of the sources for validation."""
         texts = (text for job in self.jobs if job.split == "validation" for text in job.source.open(None))
-        return {_key(_without_surrogates(text)) for text in texts if text is not None}
+        return {_key(_without_surrogates(text)) for text in texts if text is not None and not isinstance(text, Broken)}
 
     def _write(self, batch: _Batch, tokens: list[np.ndarray]) -> None:
         """Append the documents of a batch, with their special tokens."""
@@ -324,7 +327,7 @@ class _Preparation:
             if _OURS.fullmatch(path.name) and path.name not in {*expected, PROGRESS}:
                 path.unlink()
         write_atomically(self.out / TOKENIZER, self.tokenizer.content)
-        skipped = {reason: self.skipped[reason] for reason in (EMPTY, HELD_OUT) if self.skipped[reason]}
+        skipped = {reason: self.skipped[reason] for reason in (EMPTY, HELD_OUT, UNREADABLE) if self.skipped[reason]}
         replace(self.manifest, splits=splits, skipped=skipped).write(self.out)
         (self.out / PROGRESS).unlink()
 

@@ -8,6 +8,10 @@ from types import ModuleType
 from typing import Any, Protocol
 
 
+class Broken(str):
+    """Why a document cannot be read, in place of its text."""
+
+
 class Reader(Protocol):
     """Iterates over the texts of the documents of a source.
 
@@ -18,7 +22,7 @@ class Reader(Protocol):
     bytes_read: int
 
     def __iter__(self) -> Iterator[str | None]:
-        """Iterate over the documents that are left; None is a document without text."""
+        """Iterate over the documents that are left; None is one without text, :class:`Broken` one to leave out."""
         ...
 
     def position(self) -> dict[str, Any]:
