@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from swila.cli.bench_pretraining import pretraining
 from swila.cli.bench_training import training
 from swila.cli.options import (
     fail,
@@ -213,6 +214,7 @@ def generation(
 
 
 bench.command()(training)
+bench.command()(pretraining)
 
 
 def _against_baselines(shape: str | None, device: str, repeats: int, names: list[str] | None, path: Path) -> None:
