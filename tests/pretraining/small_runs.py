@@ -1,6 +1,7 @@
 """Data, recipes and models of pretraining runs that take less than a second."""
 
 import json
+import warnings
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from swila.data import ShuffledSequences, TokenData, open_sequences, write_tokens
 from swila.pretraining.batches import Batches
 from swila.pretraining.checkpoints import FOLDER, path_of
-from swila.pretraining.engine import build_model
+from swila.pretraining.engine import build_model, pretrain
 from swila.pretraining.optimizer import MasterAdamW
 from swila.pretraining.parallel import World, join_world
 from swila.pretraining.recipe import (
@@ -25,6 +26,8 @@ from swila.pretraining.recipe import (
 )
 from swila.pretraining.settings import change
 from swila.pretraining.updates import Updates
+from swila.training.json_files import read_json
+from swila.training.metrics import read_metrics
 
 VOCABULARY, LENGTH, BATCH, STEPS = 20, 16, 4, 8
 ALONE = World(0, 1, torch.device("cpu"), None)
@@ -69,6 +72,10 @@ def small(*settings, mixer="attention", **options):
     return change(recipe, list(settings))
 
 
+PLAIN = small()
+NOISY = small(mixer="swila", router_noise=True, balance_marginal=0.01)
+
+
 def sequences_of(data, split="train", packing="stream"):
     return open_sequences(TokenData(data).split(split), LENGTH, packing)
 
@@ -96,9 +103,53 @@ def saved_state(run, recipe, step):
     model = model_of(recipe)
     names = {name: torch.empty_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
     state = {kind: copy_of(names) for kind in ("weights", "exp_avg", "exp_avg_sq")}
-    dcp.load(state, checkpoint_id=path_of(run / FOLDER, step), no_dist=True)
+    with warnings.catch_warnings():  # that no process group exists, which is intended
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.load(state, checkpoint_id=path_of(run / FOLDER, step), no_dist=True)
     return {f"{kind}/{name}": x for kind, part in state.items() for name, x in part.items()}
 
 
 def same_bits(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+TIMES = ("seconds", "tokens_per_second")
+
+
+def lines_of(run):
+    """The metrics of a run without times."""
+    return [{key: x for key, x in line.items() if key not in TIMES} for line in read_metrics(run / "metrics.jsonl")]
+
+
+class Crash(Exception):
+    """What a report raises."""
+
+
+def crash_at(step):
+    """A report that raises an exception after an update."""
+
+    def report(news):
+        if news.note is None and news.step == step:
+            raise Crash
+
+    return report
+
+
+class Done:
+    """A run that was trained without interruption."""
+
+    def __init__(self, recipe, data, run):
+        self.recipe, self.run, self.news = recipe, run, []
+        self.result = pretrain(recipe, data, run, report=self.news.append)
+        self.lines, self.state, self.session = lines_of(run), saved_state(run, recipe, STEPS), self._session(run)
+
+    def equals(self, run, result):
+        """Whether another run of the recipe has the same bits in metrics, weights, moments, session and result."""
+        assert lines_of(run) == self.lines
+        assert same_bits(saved_state(run, self.recipe, STEPS), self.state)
+        assert {**result, "seconds": 0} == {**self.result, "seconds": 0}
+        assert self._session(run) == self.session
+        return True
+
+    def _session(self, run):
+        return read_json(path_of(run / FOLDER, STEPS) / "session.json") | {"seconds": 0}

@@ -2,18 +2,13 @@
 
 import pytest
 import torch
-from small_runs import LENGTH, sequences_of, write_data
+from small_runs import LENGTH, sequences_of
 
 from swila.data import ShuffledSequences
 from swila.pretraining.batches import Batches, largest_divisor
 
 B = 8
 PACKINGS = ("stream", "documents")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("batches") / "tokens")
 
 
 @pytest.fixture(params=PACKINGS)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from small_runs import ALONE, BATCH, STEPS, copy_of, model_of, same_bits, sequences_of, small, updates_of, write_data
+from small_runs import ALONE, BATCH, STEPS, copy_of, model_of, same_bits, sequences_of, small, updates_of
 from torch.nn import functional as F
 
 from swila.data import ShuffledSequences
@@ -16,11 +16,6 @@ from swila.pretraining.updates import Updates
 
 SMOOTH = "optimizer.eps=0.01"  # AdamW divides by |gradient| + eps: rounding must not decide the sign of an update
 BALANCED = {"balance_marginal": 0.5, "balance_conditional": 0.3}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("updates") / "tokens")
 
 
 def run(updates, steps, average=None):

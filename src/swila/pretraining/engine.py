@@ -10,13 +10,15 @@ import gc
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from swila.data import ShuffledSequences, TokenData, TokenSplit, open_sequences
+from swila.data import PackedSequences, ShuffledSequences, StreamSequences, TokenData, open_sequences
 from swila.pretraining.batches import Batches
 from swila.pretraining.checkpoints import Checkpoints, steps_of
 from swila.pretraining.diagnostics import routing_metrics, track_routing
@@ -26,6 +28,7 @@ from swila.pretraining.initialization import initialize, make_on_meta
 from swila.pretraining.optimizer import MasterAdamW
 from swila.pretraining.parallel import (
     World,
+    check_shards,
     checkpoint_activations,
     compile_blocks,
     join_world,
@@ -157,7 +160,8 @@ def pretrain(
             return session.train(interrupted)
         except (OSError, RuntimeError) as error:
             if world.main:
-                run.directory.note_failure(error)
+                with suppress(OSError):  # the disk may be full, which the error says
+                    run.directory.note_failure(error)
             raise
         finally:
             session.close()
@@ -168,36 +172,58 @@ class _Run:
     """A checked run: everything that a session needs."""
 
     recipe: Recipe
-    training: TokenSplit
-    validation: TokenSplit | None
+    batches: Batches
+    held_out: StreamSequences | PackedSequences | None
     directory: RunDirectory
     world: World
     report: Report
 
 
 def _prepare(recipe: Recipe, data: Path, out: Path, world: World, fresh: bool, verify: bool, report: Report) -> _Run:
-    """Check everything that can be checked before the first update; errors of rank 0 are raised on every rank."""
+    """Check everything that can be checked before the first update, and only then change the directory."""
     tokens = TokenData(data)
     recipe = resolve(recipe, tokens.manifest)
     config = configuration(recipe, tokens)
+
+    def check() -> None:
+        RunDirectory.check(out, config, fresh)
+        if recipe.logging.wandb is not None and find_spec("wandb") is None:
+            raise ValueError(
+                f"logging.wandb must be None where wandb is not installed, got {recipe.logging.wandb!r}: "
+                "pip install 'swila[wandb]'"
+            )
+        if verify:
+            tokens.verify()
+
+    def begin() -> None:
+        RunDirectory(out, config, fresh)
+        write_json(out / RECIPE, asdict(recipe))
+        keep_tokenizer(tokens, out)
+
+    _on_main(world, check)
+    training, held_out = tokens.split("train"), tokens.split("validation")
+    if training is None:
+        raise ValueError(f"{data} must have documents to train on, got none")
+    length, packing = recipe.data.length, recipe.data.packing
+    order = ShuffledSequences(open_sequences(training, length, packing), recipe.seed)
+    batches = Batches(order, recipe.data.batch_size, recipe.execution.micro_batch, world.rank, world.size)
+    check_shards(world.size, recipe.execution)
+    validation = None
+    if held_out is not None and held_out.tokens > length:
+        validation = open_sequences(held_out, length, packing)
+    _on_main(world, begin)
+    return _Run(recipe, batches, validation, RunDirectory(out, config), world, report)
+
+
+def _on_main(world: World, work: Callable[[], None]) -> None:
+    """Run a function on rank 0 while the others wait; its errors are raised on every rank."""
     problem: Exception | None = None
     if world.main:
         try:
-            RunDirectory.check(out, config, fresh)
-            if verify:
-                tokens.verify()
-            directory = RunDirectory(out, config, fresh)
-            write_json(out / RECIPE, asdict(recipe))
-            keep_tokenizer(tokens, out)
+            work()
         except (ValueError, OSError) as error:
             problem = error
     world.first(problem)
-    if not world.main:
-        directory = RunDirectory(out, config)
-    training = tokens.split("train")
-    if training is None:
-        raise ValueError(f"{data} must have documents to train on, got none")
-    return _Run(recipe, training, tokens.split("validation"), directory, world, report)
 
 
 class Session:
@@ -208,22 +234,12 @@ class Session:
         recipe, world, device = self.recipe, self.world, self.world.device
         if world.main:
             self.directory.note_start()
-        sequences = open_sequences(run.training, recipe.data.length, recipe.data.packing)
-        batches = Batches(
-            ShuffledSequences(sequences, recipe.seed),
-            recipe.data.batch_size,
-            recipe.execution.micro_batch,
-            world.rank,
-            world.size,
-        )
         self.validation: Validation | None = None
-        held_out = run.validation
-        if held_out is not None and held_out.tokens > recipe.data.length:
-            held_out_sequences = open_sequences(held_out, recipe.data.length, recipe.data.packing)
-            self.validation = Validation(held_out_sequences, recipe.validation.sequences, batches.micro_batch, world)
+        if run.held_out is not None:
+            self.validation = Validation(run.held_out, recipe.validation.sequences, run.batches.micro_batch, world)
         self.model = build_model(recipe, world)
         self.optimizer = MasterAdamW(self.model, recipe.optimizer, recipe.precision)
-        self.updates = Updates(self.model, self.optimizer, batches, recipe, world)
+        self.updates = Updates(self.model, self.optimizer, run.batches, recipe, world)
         self.checkpoints = Checkpoints(self.directory.path, world, recipe.checkpoints)
         self.state = SessionState()
         last = world.first(max(steps_of(self.checkpoints.folder), default=None))
@@ -289,8 +305,9 @@ class Session:
         return self._finish()
 
     def close(self) -> None:
-        """Close the files."""
+        """Let a checkpoint that is being written complete, and close the files."""
         gc.unfreeze()
+        self.checkpoints.close()
         if self.writer is not None:
             self.writer.close()
 

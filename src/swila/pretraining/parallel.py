@@ -90,11 +90,17 @@ def join_world(device: str) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def make_mesh(size: int, execution: ExecutionRecipe, device: torch.device) -> DeviceMesh:
-    """Return the mesh of ranks: 1-D (FSDP), or replicas × shards (HSDP) with ``execution.shard_size``."""
+def check_shards(size: int, execution: ExecutionRecipe) -> int:
+    """Return the number of ranks that share one copy of the weights; ValueError if it does not divide the ranks."""
     shards = execution.shard_size or size
     if size % shards:
         raise ValueError(f"execution.shard_size must divide the {size} ranks, got {shards}")
+    return shards
+
+
+def make_mesh(size: int, execution: ExecutionRecipe, device: torch.device) -> DeviceMesh:
+    """Return the mesh of ranks: 1-D (FSDP), or replicas × shards (HSDP) with ``execution.shard_size``."""
+    shards = check_shards(size, execution)
     if shards == size:
         return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
     return init_device_mesh(device.type, (size // shards, shards), mesh_dim_names=("replicate", "shard"))
