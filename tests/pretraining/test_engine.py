@@ -28,6 +28,8 @@ from swila.pretraining.checkpoints import FOLDER, steps_of
 from swila.pretraining.engine import pretrain
 from swila.pretraining.settings import change, from_json
 from swila.pretraining.stability import LossAverage
+from swila.pretraining.updates import Updates
+from swila.pretraining.validation import Validation
 from swila.training import read_status
 from swila.training.json_files import read_json
 from swila.training.metrics import read_metrics
@@ -92,15 +94,25 @@ def test_the_last_step_has_metrics_whatever_the_intervals(data, tmp_path):
 
 
 def test_speed_is_that_of_the_updates_since_the_last_line(data, tmp_path, monkeypatch):
-    clock = iter(range(1000))
+    class Clock:
+        now = 0.0
 
-    class Time:
-        perf_counter = staticmethod(lambda: next(clock))
+        @classmethod
+        def perf_counter(cls):
+            return cls.now
 
-    monkeypatch.setattr(engine, "time", Time)
+    class Timed(Updates):
+        def run(self, step, *args):
+            Clock.now += 2.0 if step < 3 else 4.0
+            return super().run(step, *args)
+
+    monkeypatch.setattr(engine, "time", Clock)
+    monkeypatch.setattr(engine, "Updates", Timed)
+    monkeypatch.setattr(Validation, "loss", lambda *_: setattr(Clock, "now", Clock.now + 100) or 1.0)
     pretrain(small("logging.every=3"), data, tmp_path / "run")
-    speeds = [line["tokens_per_second"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "lr" in line]
-    assert speeds == [BATCH * LENGTH] * 3, "an update takes one tick of this clock"
+    lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "lr" in line]
+    assert [line["tokens_per_second"] for line in lines] == [32, 16, 16], "the time of validation does not count"
+    assert [line["seconds"] for line in lines] == [6, 118, 126]
 
 
 def test_news_of_every_update(plain, noisy):
