@@ -235,7 +235,9 @@ def test_a_saved_model_is_no_waiting_run(swila, tmp_path):
     (tmp_path / "checkpoint-500" / "config.json").write_text('{"model_type": "llama"}')
     result = swila("status", tmp_path)
     assert result.exit_code == 2
-    assert f"runs must be directories of swila run, got {tmp_path}, which holds none" in result.stderr
+    assert (
+        f"runs must be directories of swila run or swila pretrain, got {tmp_path}, which holds no run" in result.stderr
+    )
     inspected = swila("inspect", tmp_path / "checkpoint-500")
     assert inspected.exit_code == 2
     assert "run must be the directory of one run, with its config.json" in inspected.stderr
@@ -244,13 +246,22 @@ def test_a_saved_model_is_no_waiting_run(swila, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plot", "nowhere"], "nowhere does not exist; runs are directories of swila run, or their results.json"),
-        (["plot", "docs"], "runs must be directories of swila run, or their results.json, got docs"),
-        (["plot", "pyproject.toml"], "runs must be directories of swila run, or their results.json, got pyproject"),
-        (["plot", "results/op-cpu-plain.json"], "runs must be directories of swila run, or their results.json, got"),
+        (
+            ["plot", "nowhere"],
+            "nowhere does not exist; runs are directories of swila run or swila pretrain, or their results.json",
+        ),
+        (["plot", "docs"], "runs must be directories of swila run or swila pretrain, or their results.json, got docs"),
+        (
+            ["plot", "pyproject.toml"],
+            "runs must be directories of swila run or swila pretrain, or their results.json, got pyproject",
+        ),
+        (
+            ["plot", "results/op-cpu-plain.json"],
+            "runs must be directories of swila run or swila pretrain, or their results.json, got",
+        ),
         (["plot", "results/regbench.json", "results/softmax-regression.json"], "runs must be of one experiment, got"),
         (["status", "docs", "--only", "done"], "only must be one of finished, solved, stopped, running, interrupted, "),
-        (["status", "docs"], "runs must be directories of swila run, got docs, which holds none"),
+        (["status", "docs"], "runs must be directories of swila run or swila pretrain, got docs, which holds no run"),
         (["run", "softmax-regression", "--budget", "0"], "budget must be at least 1, got 0"),
         (
             ["run", "softmax-regression", "--preset", "small", "--model", "swila", "--budget", "16"],

@@ -1,4 +1,4 @@
-"""``swila plot``: the paper's figures from existing runs."""
+"""``swila plot``: figures from existing runs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,34 @@ if TYPE_CHECKING:
     from swila.experiments.experiment import Experiment
     from swila.experiments.record import Record
 
+RUNS = "directories of swila run or swila pretrain, or their results.json"
+
 
 def plot(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Directories of swila run, or their results.json; several of one experiment are merged."),
+        typer.Argument(
+            help="Directories of swila run or swila pretrain, or their results.json; several of one kind are merged."
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for the figures. Default: the first directory of runs, or runs/figures."),
+        typer.Option(
+            help="Directory for the figures. Default: the directory of runs, the first one of an experiment; "
+            "runs/figures for results files and for several pretraining runs."
+        ),
     ] = None,
 ) -> None:
-    """Draw the figures of an experiment from its runs.
+    """Draw the figures of an experiment or of pretraining from its runs.
 
-    Figures 1C and S1 of the paper for softmax-regression; 2a, S2, accuracy and routing for cdar; 2b for regbench; each
-    as PNG and SVG. Unfinished runs are drawn as far as they are. With --out, the merged results.json is written too.
+    Figures 1C and S1 of the paper for softmax-regression; 2a, S2, accuracy and routing for cdar; 2b for regbench. For
+    pretraining runs, the loss and the perplexity against tokens; of models with mixtures also the routing, as in figure
+    S5, as means over the layers and for each layer. Each as PNG and SVG. Unfinished runs are drawn as far as they are.
+    With --out, the merged results.json is written too.
     """
     from rich.console import Console
 
+    from swila.cli.plot_pretraining import is_of_pretraining, plot_pretraining
     from swila.cli.results import draw, show, why_no_figures
     from swila.experiments.experiment import RESULTS
     from swila.training.json_files import write_json
@@ -39,6 +49,9 @@ def plot(
         fail(f"no figures: {reason}")
     console = Console()
     with one_line_errors():
+        if is_of_pretraining(runs):
+            plot_pretraining(console, runs, out)
+            return
         experiment, records = load(runs)
         record = experiment.join(records)
         directory = runs[0] if len(runs) == 1 and runs[0].is_dir() else None
@@ -55,6 +68,7 @@ def load(paths: list[Path]) -> tuple[Experiment[Any], list[Record[Any]]]:
     from swila.experiments.by_name import by_name
     from swila.experiments.registry import EXPERIMENTS
     from swila.training.json_files import read_json
+    from swila.training.run_directory import is_run
 
     records: list[Record[Any]] = []
     for path in paths:
@@ -66,17 +80,19 @@ def load(paths: list[Path]) -> tuple[Experiment[Any], list[Record[Any]]]:
             records.append(by_name("experiment", claimed["experiment"], EXPERIMENTS).record(claimed["preset"], path))
             continue
         if not path.exists():
-            raise ValueError(f"{path} does not exist; runs are directories of swila run, or their results.json")
+            raise ValueError(f"{path} does not exist; runs are {RUNS}")
         if path.is_dir():
             inside = sorted(each.parent.name for each in path.glob("*/experiment.json"))
             hint = f"; there are some in it: {', '.join(inside)}" if inside else ""
-            raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}{hint}")
+            if is_run(path):
+                hint = f", which is one run of an experiment; its directory is {path.resolve().parent}"
+            raise ValueError(f"runs must be {RUNS}, got {path}{hint}")
         try:
             record = read_json(path)
         except ValueError:
             record = {}
         if not {"experiment", "runs", "rows"} <= record.keys():
-            raise ValueError(f"runs must be directories of swila run, or their results.json, got {path}")
+            raise ValueError(f"runs must be {RUNS}, got {path}")
         records.append(cast("Record[Any]", record))
     names = {record["experiment"] for record in records}
     if len(names) > 1:

@@ -75,7 +75,7 @@ def label_ends(axis: Axes, ends: Sequence[End], gap: float = 0.07) -> None:
             end.label, (end.x, end.y), (1.08, height), xycoords=moved(axis, end.shift),
             textcoords=axis.get_yaxis_transform(), va="center", color=ink(end.colour),
             weight="bold" if end.bold else "normal", annotation_clip=False,
-            arrowprops=leader | {"shrinkA": 1, "shrinkB": 3},
+            arrowprops=leader | {"shrinkA": 3, "shrinkB": 3, "patchA": None},  # steep leaders too end at the text
         )  # fmt: skip
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 XLABEL = "training tokens"
 SMOOTHED = "a mean over a fiftieth of the logged updates on either side"
-_BEGINNING = 0.04  # part of the tokens whose losses may be above the axis
+_BEGINNING = 0.06  # part of the tokens whose values may be above the axis
 _LABEL = 0.175  # height of a label, in inches
-_LOG_FROM = 3.0  # ratio of the largest perplexity to the smallest from which the axis is logarithmic
+_LOG_FROM = 2.0  # ratio of the largest perplexity to the smallest from which the axis is logarithmic
 
 
 class Series(NamedTuple):
@@ -41,7 +41,7 @@ class Series(NamedTuple):
 def loss_figure(runs: Sequence[Series], about: About, path: Path) -> list[Path]:
     """Training loss against tokens: for each run a pale curve of all values and a bold curve of their running mean.
 
-    The losses of the first updates may be above the axis. Labels give the last value of the bold curve.
+    The beginning may be above the axis. Labels give the last value of the bold curve.
 
     Args:
         runs: Losses of the runs.
@@ -52,8 +52,9 @@ def loss_figure(runs: Sequence[Series], about: About, path: Path) -> list[Path]:
     with styled():
         figure, axis, gap = _figure(drawn, "training loss")
         bold = [smooth(run.curve) for run in drawn]
-        low, high, cut = _loss_range([run.curve for run in drawn], bold)
-        axis.set_ylim(low, high)
+        low, high = _range(bold)
+        room = 0.06 * (high - low) or 0.05
+        axis.set_ylim(low - room, high + room)
         for run, curve in zip(drawn, bold, strict=True):
             colour, line = run.look.colour, run.look.line
             axis.plot(*zip(*run.curve, strict=True), color=colour, linewidth=0.6, alpha=0.3, zorder=2)
@@ -64,16 +65,14 @@ def loss_figure(runs: Sequence[Series], about: About, path: Path) -> list[Path]:
         ]
         label_ends(axis, ends, gap)
         legend = [*_marks(drawn), "pale: logged updates", f"bold: {SMOOTHED}", "numbers: last value of the bold curve"]
-        if cut:
-            legend.append("the first updates are above the axis")
-        add_caption(figure, about, legend)
+        add_caption(figure, about, [*legend, *_cut(drawn, high + room)])
         return save(figure, path)
 
 
 def perplexity_figure(runs: Sequence[Series], about: About, path: Path) -> list[Path]:
     """Validation perplexity against tokens; labels give the last value.
 
-    The axis is logarithmic if the largest perplexity is three times the smallest.
+    The beginning may be above the axis, which is logarithmic if the largest perplexity is twice the smallest.
 
     Args:
         runs: Perplexities of the runs.
@@ -83,8 +82,7 @@ def perplexity_figure(runs: Sequence[Series], about: About, path: Path) -> list[
     drawn = [run for run in runs if run.curve]
     with styled():
         figure, axis, gap = _figure(drawn, "validation perplexity")
-        values = [value for run in drawn for _, value in run.curve if value > 0] or [1.0]
-        low, high = min(values), max(values)
+        low, high = _range([run.curve for run in drawn])
         logarithmic = high >= _LOG_FROM * low
         if logarithmic:
             axis.set_yscale("log")
@@ -103,7 +101,7 @@ def perplexity_figure(runs: Sequence[Series], about: About, path: Path) -> list[
         legend = [*_marks(drawn, markers=True), "numbers: last value"]
         if logarithmic:
             legend.append("the vertical axis is logarithmic")
-        add_caption(figure, about, legend)
+        add_caption(figure, about, [*legend, *_cut(drawn, axis.get_ylim()[1])])
         return save(figure, path)
 
 
@@ -121,16 +119,19 @@ def _figure(runs: Sequence[Series], ylabel: str) -> tuple[Figure, Axes, float]:
     return figure, axis, _LABEL / height
 
 
-def _loss_range(raw: Sequence[Curve], bold: Sequence[Curve]) -> tuple[float, float, bool]:
-    """Limits that fit all but the beginning of the bold curves, and whether they leave out a value."""
-    if not raw:
-        return 0.0, 1.0, False
-    begin = _BEGINNING * max(curve[-1][0] for curve in bold)
-    later = [value for curve in bold for x, value in curve if x >= min(begin, curve[-1][0])]
-    every = [value for curve in raw for _, value in curve]
-    low, high = min(later), max(later)
-    room = 0.06 * (high - low) or 0.05
-    return low - room, high + room, max(every) > high + room
+def _range(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Lowest and highest value after the beginning of training, and of each curve at least the last."""
+    if not curves:
+        return 1.0, 2.0
+    begin = _BEGINNING * max(curve[-1][0] for curve in curves)
+    later = [value for curve in curves for x, value in curve if x >= min(begin, curve[-1][0])]
+    return min(later), max(later)
+
+
+def _cut(runs: Sequence[Series], top: float) -> list[str]:
+    """A phrase about values above the axis, if there are any."""
+    above = any(value > top for run in runs for _, value in run.curve)
+    return ["the beginning is above the axis"] if above else []
 
 
 def _draw_evaluations(axis: Any, run: Series, place: int) -> None:

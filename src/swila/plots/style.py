@@ -112,3 +112,10 @@ def readable(value: float) -> str:
     if not value < 1e6:
         return f"{value:.1e}"
     return f"{value:,.1f}" if value >= 99.995 else f"{value:.2f}"
+
+
+def shade(colour: str, amount: float) -> str:
+    """A colour ``#RRGGBB`` mixed with white (``amount`` above 0) or with black (below 0)."""
+    other, share = (255, amount) if amount > 0 else (0, -amount)
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part + share * (other - part)):02X}" for part in parts)
