@@ -52,8 +52,8 @@ def loss_figure(runs: Sequence[Series], about: About, path: Path) -> list[Path]:
     with styled():
         figure, axis, gap = _figure(drawn, "training loss")
         bold = [smooth(run.curve) for run in drawn]
-        low, high = _range(bold)
-        room = 0.06 * (high - low) or 0.05
+        low, high = _range([run.curve for run in drawn], [curve[-1][1] for curve in bold])
+        room = 0.04 * (high - low) or 0.05 * max(abs(high), 1)
         axis.set_ylim(low - room, high + room)
         for run, curve in zip(drawn, bold, strict=True):
             colour, line = run.look.colour, run.look.line
@@ -82,11 +82,11 @@ def perplexity_figure(runs: Sequence[Series], about: About, path: Path) -> list[
     drawn = [run for run in runs if run.curve]
     with styled():
         figure, axis, gap = _figure(drawn, "validation perplexity")
-        low, high = _range([run.curve for run in drawn])
+        low, high = _range([run.curve for run in drawn], [run.curve[-1][1] for run in drawn])
         logarithmic = high >= _LOG_FROM * low
         if logarithmic:
             axis.set_yscale("log")
-            room = (high / low) ** 0.04
+            room = min((high / low) ** 0.04, 10.0)
             axis.set_ylim(low / room, high * room)
             axis.set_yticks(_log_ticks(low, high))
             axis.set_yticks([], minor=True)
@@ -119,18 +119,31 @@ def _figure(runs: Sequence[Series], ylabel: str) -> tuple[Figure, Axes, float]:
     return figure, axis, _LABEL / height
 
 
-def _range(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Lowest and highest value after the beginning of training, and of each curve at least the last."""
+def _range(curves: Sequence[Curve], ends: Sequence[float]) -> tuple[float, float]:
+    """Lowest and highest value after the beginning of training, without the outermost percents of many values.
+
+    Args:
+        curves: The curves.
+        ends: Values that must be inside.
+    """
     if not curves:
         return 1.0, 2.0
-    begin = _BEGINNING * max(curve[-1][0] for curve in curves)
-    later = [value for curve in curves for x, value in curve if x >= min(begin, curve[-1][0])]
-    return min(later), max(later)
+    begin = _beginning(curves)
+    later = sorted(value for curve in curves for x, value in curve if x >= begin)
+    skipped = len(later) // 100
+    inside = [*later[skipped : len(later) - skipped], *ends]
+    return min(inside), max(inside)
+
+
+def _beginning(curves: Sequence[Curve]) -> float:
+    """Number of tokens at which the beginning of training ends."""
+    return _BEGINNING * max((curve[-1][0] for curve in curves), default=0)
 
 
 def _cut(runs: Sequence[Series], top: float) -> list[str]:
-    """A phrase about values above the axis, if there are any."""
-    above = any(value > top for run in runs for _, value in run.curve)
+    """A phrase about values of the beginning that are above the axis, if there are any."""
+    begin = _beginning([run.curve for run in runs])
+    above = any(value > top for run in runs for x, value in run.curve if x < begin)
     return ["the beginning is above the axis"] if above else []
 
 
@@ -157,7 +170,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     """Round numbers between two limits, seven at most."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 4, 6), (1, 2, 5), (1, 3), (1,)):
-        ticks = [factor * 10**power for power in powers for factor in factors]
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
         inside = [tick for tick in ticks if low <= tick <= high]
         if len(inside) <= 7:
             return inside
