@@ -132,8 +132,9 @@ def test_hardly_any_values(tmp_path, function, curve):
 
 @pytest.mark.parametrize("count", [1, 13, 25])
 def test_labels_do_not_overlap(figures, tmp_path, count):
-    runs = [Series(f"run {i}", RED, falling(3.0 + 0.001 * i)) for i in range(count)]
-    for function in (loss_figure, perplexity_figure):
+    losses = [Series(f"run {i}", RED, falling(3.0 + 0.001 * i)) for i in range(count)]
+    scores = [Series(f"run {i}", RED, [(1000, 2000.0), (2000, 20 + 0.1 * i)]) for i in range(count)]
+    for function, runs in ((loss_figure, losses), (perplexity_figure, losses), (perplexity_figure, scores)):
         figure = function(runs, ABOUT, tmp_path / "f.png")
         figure.draw_without_rendering()
         boxes = sorted((Text.get_window_extent(text) for text in figure.axes[0].texts), key=lambda box: box.y0)
