@@ -39,17 +39,17 @@ MIXERS = {
 }
 
 
-def write_data(directory, train=50, validation=10, seed=0, vocab_size=VOCABULARY, text="a tokenizer"):
-    """Documents of 1 to 39 random tokens as a token directory."""
+def write_data(directory, train=50, validation=10, seed=0, vocab_size=VOCABULARY, text="a tokenizer", longest=39):
+    """Documents of 1 to 39 random tokens as a token directory; those for validation of at most ``longest``."""
     random = np.random.default_rng(seed)
     directory.mkdir(parents=True, exist_ok=True)
     file = directory.parent / f"{directory.name}.json"
     file.write_text(json.dumps({"model": text}))
 
-    def documents(count):
-        return [random.integers(3, VOCABULARY, size) for size in random.integers(1, 40, count)]
+    def documents(count, longest=39):
+        return [random.integers(3, VOCABULARY, size) for size in random.integers(1, longest + 1, count)]
 
-    splits = {"train": documents(train), "validation": documents(validation)}
+    splits = {"train": documents(train), "validation": documents(validation, longest)}
     write_tokens(directory, splits, file, vocab_size, shard_tokens=300, bos_token_id=1, eos_token_id=2)
     return directory
 

@@ -23,6 +23,7 @@ from small_runs import (
 )
 from torch.special import entr
 
+from swila.data import TokenData
 from swila.pretraining import engine
 from swila.pretraining.checkpoints import FOLDER, steps_of
 from swila.pretraining.engine import pretrain
@@ -137,6 +138,26 @@ def test_without_a_validation_set_the_score_is_the_average_loss(tmp_path):
     assert result["metric"] == "loss"
     assert result["final"] == result["best"] == pytest.approx(sum(losses) / STEPS)
     assert result["best_step"] == STEPS
+
+
+def test_a_validation_split_shorter_than_a_sequence_serves_packed_documents_alone(tmp_path):
+    data, once = (
+        write_data(tmp_path / "tokens", validation=4, longest=3),
+        ("schedule.steps=1", "schedule.warmup_steps=0"),
+    )
+    tokens, news = TokenData(data).split("validation").tokens, []
+    assert 4 < tokens <= LENGTH
+    result = pretrain(small(*once), data, tmp_path / "stream", report=news.append)
+    assert result["metric"] == "loss"
+    note = f"no validation: the validation split has too few tokens for a sequence, {tokens}"
+    assert [each.note for each in news] == [note, None]
+    news.clear()
+    result = pretrain(small(*once, "data.packing=documents"), data, tmp_path / "documents", report=news.append)
+    assert result["metric"] == "perplexity"
+    assert math.isfinite(result["final"])
+    assert [each.note for each in news] == [None]
+    data = write_data(tmp_path / "single", validation=4, longest=1)
+    assert pretrain(small(*once, "data.packing=documents"), data, tmp_path / "single-run")["metric"] == "loss"
 
 
 def test_the_recipe_in_the_configuration_is_its_identity(plain):

@@ -174,6 +174,7 @@ class _Run:
     recipe: Recipe
     batches: Batches
     held_out: StreamSequences | PackedSequences | None
+    note: str | None
     directory: RunDirectory
     world: World
     report: Report
@@ -208,11 +209,14 @@ def _prepare(recipe: Recipe, data: Path, out: Path, world: World, fresh: bool, v
     order = ShuffledSequences(open_sequences(training, length, packing), recipe.seed)
     batches = Batches(order, recipe.data.batch_size, recipe.execution.micro_batch, world.rank, world.size)
     check_shards(world.size, recipe.execution)
-    validation = None
-    if held_out is not None and held_out.tokens > length:
-        validation = open_sequences(held_out, length, packing)
+    validation, note = None, None
+    if held_out is not None:
+        if held_out.tokens > (length if packing == "stream" else held_out.documents):  # there is a label
+            validation = open_sequences(held_out, length, packing)
+        else:
+            note = f"no validation: the validation split has too few tokens for a sequence, {held_out.tokens}"
     _on_main(world, begin)
-    return _Run(recipe, batches, validation, RunDirectory(out, config), world, report)
+    return _Run(recipe, batches, validation, note, RunDirectory(out, config), world, report)
 
 
 def _on_main(world: World, work: Callable[[], None]) -> None:
@@ -232,6 +236,7 @@ class Session:
     def __init__(self, run: _Run) -> None:
         self.recipe, self.world, self.directory, self.report = run.recipe, run.world, run.directory, run.report
         recipe, world, device = self.recipe, self.world, self.world.device
+        self.note = run.note
         if world.main:
             self.directory.note_start()
         self.validation: Validation | None = None
@@ -271,6 +276,8 @@ class Session:
         recipe, state, steps = self.recipe, self.state, self.recipe.schedule.steps
         if self.world.main and state.step:
             self.report(News(state.step, steps, note=f"resumes from the checkpoint of step {state.step}"))
+        if self.world.main and self.note is not None:
+            self.report(News(state.step, steps, note=self.note))
         first = state.step
         while state.step < steps:
             if state.step == first + SETTLED:
