@@ -1,6 +1,7 @@
 """Runs that crash, are stopped or find a full disk end with the same bits as those that are not."""
 
 import errno
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -52,6 +53,21 @@ def test_a_run_that_crashes_after_every_update(data, tmp_path, precision):
         with pytest.raises(Crash):
             pretrain(recipe, data, tmp_path / "run", report=crash_at(step))
     assert expected.equals(tmp_path / "run", pretrain(recipe, data, tmp_path / "run"))
+
+
+def test_a_checkpoint_gets_its_name_as_soon_as_it_is_written(data, tmp_path):
+    folder, found = tmp_path / "run" / FOLDER, []
+
+    def report(news):
+        if news.step == 4:
+            while not (steps_of(folder) or (folder / ".step-00000003.part" / ".metadata").exists()):
+                time.sleep(0.01)
+            time.sleep(0.1)
+        elif news.step == 5:
+            found.extend(steps_of(folder))
+
+    pretrain(PLAIN, data, tmp_path / "run", report=report)
+    assert found == [3], "before the next one is written"
 
 
 @pytest.fixture
