@@ -1,9 +1,9 @@
-"""Initial weights compared on real text: models of one size trained with each, otherwise equal.
+"""Initial weights compared on real text: models trained with each, otherwise equal.
 
-Needs a GPU. The differences are those between our models and flash-linear-attention's: short convolutions, epsilon of
-the output norm, embeddings, and output projections.
+The differences are those between our models and flash-linear-attention's: short convolutions, epsilon of the output
+norm, embeddings, and output projections.
 
-    python tools/initialization.py TOKENS --out results/initialization.json
+    python tools/initialization.py TOKENS --recipe gdn-small --recipe temporal-swila-small --device cuda --out FILE
 """
 
 from __future__ import annotations
@@ -19,63 +19,62 @@ import torch
 
 from swila.environment import environment
 from swila.pretraining.engine import pretrain
+from swila.pretraining.recipe import Recipe
 from swila.pretraining.recipes import get_recipe
 from swila.pretraining.settings import change
 from swila.training.metrics import METRICS, read_metrics
 
+EPSILON = "EPSILON"  # K times 1e-6: flash-linear-attention multiplies queries by K^-1/2, and so the norm's input
 CHANGES = {
     "ours": [],
     "convolutions N(0, 0.02²)": ["model.conv_initializer_range=0.02"],
-    "convolutions N(0, 0.02²), its epsilon": ["model.conv_initializer_range=0.02", "EPS"],
-    "rescaled residual": ["model.rescale_residual=true"],
+    "convolutions N(0, 0.02²), epsilon K · 1e-6": ["model.conv_initializer_range=0.02", EPSILON],
+    "output projections / √(2 · layers)": ["model.rescale_residual=true"],
     "embeddings N(0, 1)": ["model.embedding_initializer_range=1.0"],
 }
-MIXERS = {"gdn-small": "gated-deltanet", "temporal-swila-small": "swila"}
-HEAD_DIM = 128
 
 
-def settings_of(recipe: str, name: str, steps: int, batch_size: int) -> list[str]:
-    """Return the changes of a recipe's fields for one initialisation."""
-    eps = f"model.mixer_options.{MIXERS[recipe]}.norm_eps={HEAD_DIM * 1e-6}"
-    return [
-        f"schedule.steps={steps}",
-        f"schedule.warmup_steps={steps // 10}",
-        f"data.batch_size={batch_size}",
-        f"validation.every={steps // 4}",
-        "validation.sequences=128",
-        "checkpoints.every=1000000",
-        *(eps if text == "EPS" else text for text in CHANGES[name]),
-    ]
+def with_initialization(recipe: Recipe, name: str) -> Recipe:
+    """Return a recipe with one of the initialisations."""
+    mixer = recipe.model.mixer
+    assert isinstance(mixer, str)
+    size = recipe.model.mixer_options[mixer].get("head_dim", 1)
+    epsilon = f"model.mixer_options.{mixer}.norm_eps={size * 1e-6}"
+    return change(recipe, [epsilon if text == EPSILON else text for text in CHANGES[name]])
 
 
 def main() -> None:
-    """Train every model with every initialisation and write the curves."""
+    """Train every model with every initialisation and seed, and write the curves."""
     parser = argparse.ArgumentParser()
     parser.add_argument("tokens", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--recipe", action="append", required=True)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--recipe", action="append", choices=list(MIXERS))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--set", action="append", default=[], dest="settings")
     given = parser.parse_args()
-    record: dict[str, Any] = {"environment": environment(), "device": "cuda", "steps": given.steps, "runs": []}
-    for recipe in given.recipe or MIXERS:
-        for name in CHANGES:
-            resolved = change(get_recipe(recipe), settings_of(recipe, name, given.steps, given.batch_size))
-            folder = Path(tempfile.mkdtemp())
-            pretrain(resolved, given.tokens, folder / "run", "cuda")
-            lines = read_metrics(folder / "run" / METRICS)
-            run = {
-                "recipe": recipe,
-                "initialization": name,
-                "tokens": resolved.tokens,
-                "train": [[line["step"], line["train/loss"]] for line in lines if "train/loss" in line],
-                "validation": [[line["step"], line["validation/loss"]] for line in lines if "validation/loss" in line],
-            }
-            record["runs"].append(run)
-            given.out.write_text(json.dumps(record, indent=2) + "\n")
-            print(recipe, name, run["validation"], flush=True)
-            shutil.rmtree(folder)
-            torch._dynamo.reset()
+    record: dict[str, Any] = {
+        "environment": environment(), "device": given.device, "steps": given.steps, "runs": [],
+    }  # fmt: skip
+    common = [f"schedule.steps={given.steps}", f"schedule.warmup_steps={given.steps // 10}", *given.settings]
+    common += [f"validation.every={given.steps // 4}", "checkpoints.every=1000000"]
+    for seed in range(given.seeds):
+        for recipe in given.recipe:
+            for name in CHANGES:
+                resolved = with_initialization(change(get_recipe(recipe), [*common, f"seed={seed}"]), name)
+                folder = Path(tempfile.mkdtemp())
+                pretrain(resolved, given.tokens, folder / "run", given.device)
+                lines = read_metrics(folder / "run" / METRICS)
+                run = {"recipe": recipe, "initialization": name, "seed": seed, "tokens": resolved.tokens}
+                for part in ("train", "validation"):
+                    run[part] = [[line["step"], line[f"{part}/loss"]] for line in lines if f"{part}/loss" in line]
+                run["train"] = [point for point in run["train"] if point[0] % max(given.steps // 40, 1) == 0]
+                record["runs"].append(run)
+                given.out.write_text(json.dumps(record, indent=1) + "\n")
+                print(seed, recipe, name, run["validation"], flush=True)
+                shutil.rmtree(folder)
+                torch._dynamo.reset()
 
 
 if __name__ == "__main__":
