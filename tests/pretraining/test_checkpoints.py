@@ -221,7 +221,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named(make, tmp_path, file):
     save(make(), 10)
     path = path_of(tmp_path / FOLDER, 10)
     (path / file).write_bytes((path / file).read_bytes()[:9])
-    with pytest.raises(ValueError, match=r"the checkpoint .*step-00000010 cannot be read \(.+\); delete it to resume"):
+    with pytest.raises(ValueError, match=r"the checkpoint .*step-00000010 cannot be read \(.+\); delete it to use"):
         make().load(trained(0), 10)
 
 

@@ -213,7 +213,5 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_run(data, tmp_path):
     with pytest.raises(Crash):
         pretrain(PLAIN, data, run, report=crash_at(7))
     (path_of(run / FOLDER, 6) / "__0_0.distcp").write_bytes(b"")
-    with pytest.raises(
-        ValueError, match=r"step-00000006 cannot be read \(.*\); delete it to resume from the one before"
-    ):
+    with pytest.raises(ValueError, match=r"step-00000006 cannot be read \(.*\); delete it to use the one before"):
         pretrain(PLAIN, data, run)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +96,10 @@ class Checkpoints:
 
     def load(self, optimizer: MasterAdamW, step: int) -> dict[str, Any]:
         """Restore weights and moments, for any number of ranks, and return the rest of the state."""
-        path = path_of(self.folder, step)
-        try:
+        with unreadable(path_of(self.folder, step)) as path:
             dcp.load(optimizer.state(), checkpoint_id=path, process_group=self.world.saving)
             session = read_json(path / SESSION)
             optimizer.loaded(session["updates"])
-        except ERRORS as error:
-            raise ValueError(
-                f"the checkpoint {path} cannot be read ({_first_line(error)}); delete it to resume from the one before"
-            ) from error
         return session
 
     def _failed(self, step: int, error: BaseException) -> OSError:
@@ -145,6 +141,17 @@ def steps_of(folder: Path) -> list[int]:
 def path_of(folder: Path, step: int) -> Path:
     """Return the directory of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
+
+
+@contextmanager
+def unreadable(path: Path) -> Iterator[Path]:
+    """Turn errors in reading a checkpoint into a ValueError that names it; yield its directory."""
+    try:
+        yield path
+    except ERRORS as error:
+        raise ValueError(
+            f"the checkpoint {path} cannot be read ({_first_line(error)}); delete it to use the one before"
+        ) from error
 
 
 def _is_complete(path: Path) -> bool:

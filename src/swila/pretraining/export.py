@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from swila.models.language.model_card import model_card
-from swila.pretraining.checkpoints import FOLDER, path_of, steps_of
+from swila.pretraining.checkpoints import FOLDER, path_of, steps_of, unreadable
 from swila.pretraining.identity import TOKENS
 from swila.pretraining.initialization import make_on_meta
 from swila.pretraining.recipe import Recipe
@@ -28,7 +28,7 @@ TRAINING = """## Training
 |---|---|
 | recipe | `{recipe.name}` |
 | tokens | {tokens:,} ({step:,} of {recipe.schedule.steps:,} updates of {recipe.data.batch_size} × {recipe.data.length}) |
-| data | {sources}; {train_tokens:,} tokens |
+| data | {sources}{train_tokens:,} tokens |
 | optimizer | AdamW, learning rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {betas}, clipping at {optimizer.clip} |
 | precision | {recipe.precision}, seed {recipe.seed} |
 | training loss | {train} |
@@ -82,7 +82,8 @@ def load_weights(recipe: Recipe, run: Path, step: int) -> Any:
     with warnings.catch_warnings():  # that no process group exists, which is intended
         warnings.simplefilter("ignore", UserWarning)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        dcp.load({"weights": weights}, checkpoint_id=path_of(run / FOLDER, step), no_dist=True)
+        with unreadable(path_of(run / FOLDER, step)) as path:
+            dcp.load({"weights": weights}, checkpoint_id=path, no_dist=True)
     model.tie_weights()
     return model.eval()
 
@@ -131,14 +132,16 @@ def _set_special_tokens(model: Any, tokens: dict[str, Any]) -> None:
 
 
 def _sources(sources: list[dict[str, Any]]) -> str:
-    """Return the files and data sets that a run was trained on, in words; those of the validation set are left out."""
+    """Return the files and data sets that a run was trained on, in words; those of the validation set do not count."""
     names = []
     for source in sources:
         if source["split"] == "train":  # of a file the name alone: a path may name a user
             known = Path(source["path"]).name if "path" in source else source["dataset"]
             names.append(f"{known} {source['subset']}" if source.get("subset") else known)
+    if not names:  # tokens that were not made by swila data prepare
+        return ""
     several = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return ", ".join(f"`{name}`" for name in names[:NAMED]) + several
+    return ", ".join(f"`{name}`" for name in names[:NAMED]) + several + "; "
 
 
 def _training(recipe: Recipe, directory: RunDirectory, tokens: dict[str, Any], step: int) -> str:
