@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
-from text_data import save_tokenizer, sentence, write_jsonl
 from typer.testing import CliRunner
 
 from swila.cli.app import app
+from text_data import save_tokenizer, sentence, write_jsonl
 
 RECIPE = """
 from dataclasses import replace

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from small_runs import STEPS, saved_state, small
-from text_data import WORDS, save_tokenizer, word_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swila.data import write_tokens
@@ -16,6 +15,7 @@ from swila.pretraining.checkpoints import FOLDER
 from swila.pretraining.engine import pretrain
 from swila.pretraining.export import export, make_tokenizer
 from swila.training import RunDirectory
+from text_data import WORDS, save_tokenizer, word_tokenizer
 
 SOURCES = [
     {"path": "/home/someone/words.jsonl", "bytes": 1, "split": "train"},
