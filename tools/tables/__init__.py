@@ -10,6 +10,14 @@ from tools.tables.generation import generation_table
 from tools.tables.headline import headline
 from tools.tables.host_time import host_time_table
 from tools.tables.operation import baseline_tables, op_table, ratio_table
+from tools.tables.pretraining import (
+    fla_table,
+    initialization_table,
+    plan_table,
+    small_runs_table,
+    start_table,
+    throughput_table,
+)
 from tools.tables.provenance import check
 from tools.tables.recall import epochs_table, rates_table, recall_table, settings_table, small_table
 from tools.tables.recall_claims import recall_claims
@@ -49,6 +57,13 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
         "docs/experiments.md": {
             "run-mqar-tiny": small_table(load("mqar-tiny")),
             "run-cdar-settings": settings_table(load("cdar-tiny-settings")),
+        },
+        "docs/pretraining.md": {
+            "pretraining-throughput": throughput_table(load("pretraining-cuda")),
+            "pretraining-memory": plan_table(load("pretraining-cuda")),
+            "pretraining-small": small_runs_table(load("pretraining-small")),
+            "fla-gdn": fla_table(load("fla-gdn")),
+            "initialization": start_table(load("fla-gdn")) + "\n\n" + initialization_table(load("initialization")),
         },
         "docs/reproduction.md": {
             "softmax-regression-claims": regression_claims(regression),

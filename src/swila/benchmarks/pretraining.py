@@ -18,6 +18,7 @@ import torch
 from swila.data import write_tokens
 from swila.pretraining.engine import News, pretrain
 from swila.pretraining.flops import flops_per_token, mfu, peak_flops
+from swila.pretraining.plan import plan
 from swila.pretraining.recipe import Recipe
 from swila.pretraining.recipes import get_recipe
 from swila.training.compilation import compiling
@@ -75,6 +76,7 @@ def measure(recipe: Recipe, updates: int, report: Callable[[str], None], masters
         "flops_per_token": flops._asdict(),
         "bare": bare,
         "engine": engine,
+        "planned_gb": plan(recipe).memory.total / 1e9,
     }
 
 

@@ -20,20 +20,20 @@ class Utilisation(NamedTuple):
 
 
 # Of training on one H200 in bfloat16 with compiled blocks, T 4096, batch 8: tokens/s · FLOPs per token / 989 TFLOP/s.
-# Measured: SwiLA 133.0k and 55.6k tokens/s, Temporal SwiLA 118.5k and 53.1k, GDN 130.6k and 53.2k (the latter with
-# flash-linear-attention's model), Transformer++ 45.7k at width 2048. The others are those of their nearest relative.
+# At width 1024 that of swila pretrain (results/pretraining-cuda.json). At width 2048 that of a bare loop with bfloat16
+# weights: SwiLA 55.6k tokens/s, Temporal SwiLA 53.1k, Transformer++ 45.7k; GDN's is assumed to grow as SwiLA's.
 MFU = {
-    "swila": Utilisation(0.283, 0.444),
-    "temporal-swila": Utilisation(0.252, 0.425),
-    "gated-swila": Utilisation(0.252, 0.425),  # as Temporal SwiLA
-    "gated-deltanet": Utilisation(0.279, 0.426),
-    "deltanet": Utilisation(0.279, 0.426),  # as GDN
-    "kda": Utilisation(0.279, 0.426),  # as GDN
-    "mom": Utilisation(0.279, 0.426),  # as GDN
-    "attention": Utilisation(0.279, 0.416),  # at width 1024 as GDN
-    "fox": Utilisation(0.279, 0.416),  # as attention
+    "swila": Utilisation(0.267, 0.444),
+    "temporal-swila": Utilisation(0.243, 0.425),
+    "gated-swila": Utilisation(0.243, 0.425),  # as Temporal SwiLA
+    "gated-deltanet": Utilisation(0.201, 0.334),
+    "deltanet": Utilisation(0.201, 0.334),  # as GDN
+    "kda": Utilisation(0.201, 0.334),  # as GDN
+    "mom": Utilisation(0.201, 0.334),  # as GDN
+    "attention": Utilisation(0.300, 0.416),
+    "fox": Utilisation(0.300, 0.416),  # as attention
 }
-OTHER = Utilisation(0.252, 0.416)  # mixers of users: the lowest of each
+OTHER = Utilisation(0.201, 0.334)  # mixers of users: the lowest of each
 HIGHEST = 0.5  # no measurement above
 FLOAT32 = 1 / 15  # peak of float32 relative to bfloat16, without TensorFloat-32
 
