@@ -147,6 +147,15 @@ def test_a_bad_batch_stops_or_is_skipped(swila, folder, tmp_path, monkeypatch):
     assert "skipped the batch of update 7, spoilt (1 skipped so far)" in result.output
 
 
+def test_a_restart_by_torchrun_keeps_the_run(swila, folder, trained, monkeypatch):
+    """With --max-restarts, torchrun runs the same command again, --fresh included."""
+    before = (trained[0] / "metrics.jsonl").read_bytes()
+    arguments = "pretrain", folder / "recipe.py", "--data", folder / "tokens", "--out", trained[0], "--fresh"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert swila(*arguments).exit_code == 0
+    assert (trained[0] / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_plan_trains_nothing(swila, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = swila("pretrain", folder / "recipe.py", "--plan", "--gpus", 4, "--gpu", "H100")

@@ -117,7 +117,9 @@ def test_too_many_bad_batches_in_a_row_stop_the_run(data, tmp_path, poison):
     poison(1, 2, 4, 5)
     assert pretrain(recipe, data, tmp_path / "good")["status"] == "finished"
     poison(0, 3, 4, 5)
-    with pytest.raises(BadBatchError, match=r"the batch of update 5 is bad: .*; 2 batches in a row were bad; lower"):
+    with pytest.raises(
+        BadBatchError, match=r"the batch of update 5 is bad: .*; bad batches in a row before it: 2; lower"
+    ):
         pretrain(recipe, data, tmp_path / "bad")
     assert steps_of(tmp_path / "bad" / FOLDER)[-1] == 5
 

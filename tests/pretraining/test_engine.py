@@ -26,7 +26,7 @@ from torch.special import entr
 from swila.data import TokenData
 from swila.pretraining import engine
 from swila.pretraining.checkpoints import FOLDER, steps_of
-from swila.pretraining.engine import pretrain
+from swila.pretraining.engine import SessionState, pretrain
 from swila.pretraining.settings import change, from_json
 from swila.pretraining.stability import LossAverage
 from swila.pretraining.updates import Updates
@@ -214,3 +214,11 @@ def test_routing_diagnostics_of_every_layer(data, tmp_path):
 def test_no_routing_without_mixtures_or_if_not_asked_for(data, tmp_path, recipe):
     pretrain(change(recipe, ["schedule.steps=1", "schedule.warmup_steps=0"]), data, tmp_path / "run")
     assert not [key for line in lines_of(tmp_path / "run") for key in line if key.startswith("routing")]
+
+
+def test_a_score_that_is_not_finite_is_never_the_best():
+    state = SessionState(step=1)
+    for step, score in enumerate((float("nan"), 5.0, float("nan"), 4.0, float("inf"), 6.0), start=1):
+        state.step = step
+        state.note_score(score)
+    assert (state.best, state.best_step) == (4.0, 4)

@@ -94,6 +94,8 @@ def _train(
     from swila.training import terminate
 
     main = os.environ.get("RANK", "0") == "0"
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        fresh = False  # torchrun starts the same command again after a crash: it must not delete the run
     signal.signal(signal.SIGTERM, terminate)
     try:
         with one_line_errors():

@@ -97,8 +97,8 @@ class SessionState:
         return cls(**{**content, "average": LossAverage(**content["average"])})
 
     def note_score(self, score: float) -> None:
-        """Note a loss or perplexity; lower is better."""
-        if self.best is None or score < self.best:
+        """Note a loss or perplexity; lower is better, and NaN or infinity is no score."""
+        if math.isfinite(score) and (self.best is None or score < self.best):
             self.best, self.best_step = score, self.step
 
 
@@ -385,7 +385,7 @@ class Session:
         self.checkpoints.wait()
         some = ", ".join(map(str, batch.indices[:8])) + (", ..." if len(batch.indices) > 8 else "")
         advice = (
-            f"{state.skipped} batches in a row were bad; lower optimizer.lr in a new run"
+            f"bad batches in a row before it: {state.skipped}; lower optimizer.lr in a new run"
             if limits.skip_bad_batches
             else "--skip-bad-batches goes on without it"
         )
