@@ -82,6 +82,7 @@ def test_what_is_shown(trained):
     assert re.search(r"^optimizer\.lr += 0\.002$", output, re.M)
     assert re.search(r"12/12  loss \d\.\d{4}  norm \d\.\d\d  lr .* tokens/s  validation perplexity [\d.]+", output)
     assert "finished: 12 updates, perplexity" in output
+    assert re.search(r"GFLOP per token for MFU: linear \d+\.\d%, recurrence \d+\.\d%, convolution \d\.\d%\n", output)
     assert json.loads((run / "recipe.json").read_text())["schedule"]["steps"] == 12
 
 

@@ -161,7 +161,11 @@ def test_names_that_do_not_exist_are_data_sets_or_errors(tmp_path, monkeypatch):
         ("a.jsonl", b"[1]\n", r"a\.jsonl, line 1 must be a JSON object, got list"),
         ("a.jsonl", b'{"id": 3, "body": "x"}', r"a\.jsonl, line 1: no column 'text', choose .* --column: id, body"),
         ("a.jsonl", b'{"text": 3}', r"a\.jsonl, line 1: column 'text' must be text, got int"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], r"a\.jsonl\.gz, after line \d+, is a damaged gzip"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9],
+            r"a\.jsonl\.gz, after line \d+, is a damaged gzip",
+        ),
         ("a.txt.gz", b"not gzip", r"a\.txt\.gz is a damaged gzip file"),
         ("a.parquet", b"not parquet", r"a\.parquet is not a readable parquet file"),
     ],

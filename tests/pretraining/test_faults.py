@@ -103,6 +103,24 @@ def test_two_ranks_train_as_one(plain, pair, data, tmp_path):
         torch.testing.assert_close(both[name], x, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_initial_weights_do_not_depend_on_the_ranks(data, tmp_path, tied):
+    still = "optimizer.lr=1e-300", "schedule.steps=1", f"model.tie_word_embeddings={tied}"  # 0 in float32
+    recipe = small(*still, mixer="swila")
+    alone, both, copies = (tmp_path / name for name in ("alone", "both", "copies"))
+    assert all(train(recipe, data, alone))
+    assert all(train(recipe, data, both, size=2))
+    assert all(train(small(*still, "execution.shard_size=2", mixer="swila"), data, copies, size=4))
+    expected = weights_of(alone, recipe)
+    assert len(expected) > 20
+    assert same_bits(weights_of(both, recipe), expected)
+    assert same_bits(weights_of(copies, recipe), expected)
+
+
+def weights_of(run, recipe):
+    return {name: x for name, x in saved_state(run, recipe, 1).items() if name.startswith("weights/")}
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 
 def announce(console: Console, recipe: Recipe, data: Path, out: Path, device: str) -> None:
-    """Print the resolved recipe, and where the run is."""
+    """Print the resolved recipe, the operations that MFU counts, and where the run is."""
+    from swila.pretraining.flops import recipe_flops
     from swila.pretraining.settings import describe
 
     console.print(describe(recipe), markup=False, highlight=False)
+    flops = recipe_flops(recipe)
+    parts = ", ".join(f"{name} {part / flops.forward:.1%}" for name, part in flops._asdict().items() if part)
+    console.print(f"{flops.training / 1e9:.3g} GFLOP per token for MFU: {parts}", markup=False, highlight=False)
     console.print(f"{recipe.name} on {device}, data {data}, run {out}", markup=False)
 
 
