@@ -12,8 +12,9 @@ NAMES = PAPER
 def tiny(name, seed=0, **changes):
     """One of the paper's thirteen in small, with weights large enough that it prefers some tokens clearly."""
     torch.manual_seed(seed)
+    large = {"initializer_range": 0.05, "conv_initializer_range": None}
     config = SwiLAConfig.preset(
-        f"{name}-tiny", **{"vocab_size": VOCABULARY, "intermediate_size": 64, "initializer_range": 0.05, **changes}
+        f"{name}-tiny", **{"vocab_size": VOCABULARY, "intermediate_size": 64, **large, **changes}
     )
     return SwiLAForCausalLM(config).eval()
 

@@ -58,15 +58,6 @@ def our_weights(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {our_name(name): w.squeeze(1) if "conv1d" in name else w for name, w in theirs.items()}
 
 
-def our_config(**changes: Any) -> SwiLAConfig:
-    """Return our configuration with flash-linear-attention's epsilon.
-
-    It multiplies queries by K^-1/2, and so the output before its norm; we do not. An epsilon of K times its 1e-6 makes
-    the two norms equal.
-    """
-    return SwiLAConfig.preset(PRESET, mixer_options={"norm_eps": HEAD_DIM * 1e-6}, **changes)
-
-
 def their_model() -> Any:
     """Return flash-linear-attention's model of the same size, with its own initial weights, in float32."""
     from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM
@@ -137,7 +128,7 @@ def gradients(theirs: Any, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
 
 def with_weights_of(theirs: Any) -> Any:
     """Return our model in float32 with flash-linear-attention's weights, on the GPU."""
-    ours = SwiLAForCausalLM(our_config())
+    ours = SwiLAForCausalLM(SwiLAConfig.preset(PRESET))
     ours.load_state_dict(our_weights(theirs.state_dict()))
     return ours.cuda()
 
@@ -194,12 +185,13 @@ def eight_updates(model: Any) -> list[float]:
     return losses
 
 
+UNIFORM: dict[str, Any] = {"conv_initializer_range": None, "mixer_options": {"norm_eps": 1e-5}}
 STARTS: dict[str, dict[str, Any]] = {
-    "ours": {},
-    "ours, convolutions N(0, 0.02²)": {"conv_initializer_range": 0.02},
-    "ours, convolutions N(0, 0.02²), its epsilon": {"conv_initializer_range": 0.02, "eps": True},
-    "ours, rescaled residual": {"rescale_residual": True},
-    "ours, embeddings N(0, 1)": {"embedding_initializer_range": 1.0},
+    "uniform convolutions, epsilon 1e-5": UNIFORM,
+    "convolutions N(0, 0.02²), epsilon 1e-5": {"mixer_options": {"norm_eps": 1e-5}},
+    "convolutions N(0, 0.02²), epsilon K · 1e-6": {},
+    "uniform convolutions, epsilon 1e-5, output projections / √(2 · layers)": {**UNIFORM, "rescale_residual": True},
+    "uniform convolutions, epsilon 1e-5, embeddings N(0, 1)": {**UNIFORM, "embedding_initializer_range": 1.0},
 }
 
 
@@ -226,7 +218,7 @@ def main() -> None:
         do_not_tune()
     theirs = their_model()
     with torch.device("meta"):
-        SwiLAForCausalLM(our_config()).load_state_dict(our_weights(theirs.state_dict()), assign=True)
+        SwiLAForCausalLM(SwiLAConfig.preset(PRESET)).load_state_dict(our_weights(theirs.state_dict()), assign=True)
     rate = LearningRate(3e-4, given.updates, "constant", warmup_steps=20)
     arguments = given.tokens, given.length, given.batch_size, given.updates
     with gdn_backward_allowed():
@@ -239,7 +231,7 @@ def main() -> None:
         del theirs
         _free()
         for name, backend in (("ours", "auto"), ("ours, its kernel", "fla")):
-            model = SwiLAForCausalLM(our_config())
+            model = SwiLAForCausalLM(SwiLAConfig.preset(PRESET))
             model.load_state_dict(weights)
             for block in model.model.layers:
                 block.mixer.backend = backend
@@ -251,9 +243,7 @@ def main() -> None:
         note("start", {"theirs": eight_updates(their_model())})
     for name, changes in STARTS.items():
         torch.manual_seed(0)
-        eps = {"mixer_options": {"norm_eps": HEAD_DIM * 1e-6}} if changes.get("eps") else {}
-        options = {key: value for key, value in changes.items() if key != "eps"}
-        model = SwiLAForCausalLM(SwiLAConfig.preset(PRESET, **options, **eps))
+        model = SwiLAForCausalLM(SwiLAConfig.preset(PRESET, **changes))
         note("start", record["start"] | {name: eight_updates(model)})
         del model
         _free()

@@ -24,23 +24,27 @@ from swila.pretraining.recipes import get_recipe
 from swila.pretraining.settings import change
 from swila.training.metrics import METRICS, read_metrics
 
-EPSILON = "EPSILON"  # K times 1e-6: flash-linear-attention multiplies queries by K^-1/2, and so the norm's input
-CHANGES = {
-    "ours": [],
-    "convolutions N(0, 0.02²)": ["model.conv_initializer_range=0.02"],
-    "convolutions N(0, 0.02²), epsilon K · 1e-6": ["model.conv_initializer_range=0.02", EPSILON],
-    "output projections / √(2 · layers)": ["model.rescale_residual=true"],
-    "embeddings N(0, 1)": ["model.embedding_initializer_range=1.0"],
+UNIFORM, NORMAL = "model.conv_initializer_range=none", "model.conv_initializer_range=0.02"
+CHANGES = {  # settings, and the epsilon of the output norm
+    "uniform convolutions, epsilon 1e-5": ([UNIFORM], "1e-5"),
+    "convolutions N(0, 0.02²), epsilon 1e-5": ([NORMAL], "1e-5"),
+    "convolutions N(0, 0.02²), epsilon K · 1e-6": ([NORMAL], None),
+    "uniform convolutions, epsilon 1e-5, output projections / √(2 · layers)": (
+        [UNIFORM, "model.rescale_residual=true"],
+        "1e-5",
+    ),
+    "uniform convolutions, epsilon 1e-5, embeddings N(0, 1)": (
+        [UNIFORM, "model.embedding_initializer_range=1.0"],
+        "1e-5",
+    ),
 }
 
 
 def with_initialization(recipe: Recipe, name: str) -> Recipe:
     """Return a recipe with one of the initialisations."""
-    mixer = recipe.model.mixer
-    assert isinstance(mixer, str)
-    size = recipe.model.mixer_options[mixer].get("head_dim", 1)
-    epsilon = f"model.mixer_options.{mixer}.norm_eps={size * 1e-6}"
-    return change(recipe, [epsilon if text == EPSILON else text for text in CHANGES[name]])
+    settings, epsilon = CHANGES[name]
+    changes = [] if epsilon is None else [f"model.mixer_options.{recipe.model.mixer}.norm_eps={epsilon}"]
+    return change(recipe, [*settings, *changes])
 
 
 def main() -> None:

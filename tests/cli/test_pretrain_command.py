@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swila.cli.app import app
+from swila.training.metrics import read_metrics
 from text_data import save_tokenizer, sentence, write_jsonl
 
 RECIPE = """
@@ -49,7 +50,7 @@ def folder(tmp_path_factory):
 
 
 def losses(run):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(run / "metrics.jsonl")
     return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
@@ -185,7 +186,7 @@ def test_signals(folder, tmp_path):
             text=True,
         )
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and max(losses(run) if step or _begun(run) else [0]) < step + 3:
+        while time.monotonic() < deadline and max(losses(run), default=0) < step + 3:
             time.sleep(0.1)
         process.send_signal(number)
         output, _ = process.communicate(timeout=120)
@@ -194,10 +195,6 @@ def test_signals(folder, tmp_path):
         assert int(found[1]) > step, output
         step = int(found[1])
         assert (run / "checkpoints" / f"step-{step:08d}").is_dir()
-
-
-def _begun(run):
-    return (run / "metrics.jsonl").exists()
 
 
 def test_torchrun(folder, trained, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swila import SwiLAConfig, SwiLAForCausalLM, SwiLAModel
-from swila.layers import MIXERS, registry
+from swila.layers import MIXERS, make_mixer, registry
 from swila.models.language.listing import describe
 from swila.models.language.presets import PAPER, SIZES, preset_names
 
@@ -171,3 +171,23 @@ def test_unknown_preset():
     for name in ("swila", "swila-7b", "kda-1.3b", "temporal_swila_374m"):
         with pytest.raises(ValueError, match=r"preset must be ARCHITECTURE-SIZE, .* Available: tiny: transformer, fox"):
             SwiLAConfig.preset(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon"),
+    [
+        ("gdn-374m", 1.28e-4),
+        ("deltanet-tiny", 6.4e-5),
+        ("kda-374m", 1.28e-4),
+        ("temporal-swila-374m", 6.4e-5),
+        ("swila-16-115m", 3.2e-5),
+        ("dn-mom-374m", 1.28e-4),
+        ("gdn-mom-374m", 6.4e-5),
+    ],
+)
+def test_output_norms_of_presets_have_the_epsilon_of_scaled_queries(name, epsilon):
+    config = SwiLAConfig.preset(name)
+    assert config.options_of(config.layer_mixers[0])["norm_eps"] == epsilon
+    with torch.device("meta"):
+        mixer = make_mixer(config.layer_mixers[0], config.hidden_size, **config.options_of(config.layer_mixers[0]))
+    assert mixer.o_norm.eps == epsilon

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from language_models import tiny, tokens
-from swila import SwiLAConfig
+from swila import SwiLAConfig, SwiLAForCausalLM
 from swila.layers import collect_auxiliary_loss
 from swila.models.language.cross_entropy import IGNORE, chunked_cross_entropy, default_chunk
 
@@ -125,6 +125,11 @@ def test_defaults_of_the_configuration():
     config = SwiLAConfig()
     assert (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.mixer) == (32000, 1024, 24, "swila")
     assert (config.norm_eps, config.initializer_range, config.tie_word_embeddings) == (1e-6, 0.02, False)
+    assert (config.conv_initializer_range, config.embedding_initializer_range, config.rescale_residual) == (
+        0.02,
+        None,
+        False,
+    )
     assert (config.max_position_embeddings, config.use_cache, config.fuse_cross_entropy) == (4096, True, True)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, None)
     widths = {size: SwiLAConfig(hidden_size=size).intermediate_size for size in (768, 1024, 2048, 96)}
@@ -142,6 +147,9 @@ def test_weights_start_as_the_configuration_says():
         assert (norm.weight == 1).all()
     assert (layer.mixer_norm.eps, layer.mlp_norm.eps, model.model.norm.eps) == (1e-6, 1e-6, 1e-6)
     assert 0 < layer.mixer.decay.A_log.exp().max() <= 16
+    assert 0.4 < layer.mixer.v_conv1d.weight.abs().max() <= 0.5
+    default = SwiLAForCausalLM(SwiLAConfig.preset("gdn-tiny", num_hidden_layers=1, vocab_size=8)).model.layers[0]
+    assert default.mixer.v_conv1d.weight.std().item() == pytest.approx(0.02, rel=0.1)
     kda = tiny("kda", initializer_range=0.07).model.layers[0].mixer
     assert (kda.g_proj[1].bias == 0).all()
 

@@ -88,8 +88,10 @@ def _train(
     import torch
 
     from swila.cli.pretrain_live import Live, announce
+    from swila.data import TokenData
     from swila.pretraining.engine import Preempted
     from swila.pretraining.engine import pretrain as run
+    from swila.pretraining.identity import resolve
     from swila.pretraining.stability import BadBatchError
     from swila.training import terminate
 
@@ -100,6 +102,7 @@ def _train(
     try:
         with one_line_errors():
             where = parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            recipe = resolve(recipe, TokenData(data).manifest)
         if main:
             announce(console, recipe, data, out, where)
         with Live(console, recipe, enabled=main) as show:

@@ -426,7 +426,7 @@ def build_model(recipe: Recipe, world: World) -> Any:
         track_routing(model)
     checkpoint_activations(model, execution)
     if world.device.type == "cuda" if execution.compile is None else execution.compile:
-        compile_blocks(model)
+        compile_blocks(model, recipe.data.packing == "documents")
     shard(model, make_mesh(world.size, execution, world.device), recipe)
     initialize(model, recipe.seed, world.device)
     return model.train()

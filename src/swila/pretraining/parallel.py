@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from swila.layers import Attention
 from swila.pretraining.recipe import ExecutionRecipe, Recipe
 
 PATIENCE = timedelta(minutes=30)  # ranks wait for the one that verifies data or writes a checkpoint
@@ -131,10 +132,18 @@ def checkpoint_activations(model: Any, execution: ExecutionRecipe) -> None:
             block._gradient_checkpointing_func = _recomputed
 
 
-def compile_blocks(model: Any) -> None:
-    """Compile the forward method of each block; the hooks of FSDP stay outside of the compiled graph."""
+def compile_blocks(model: Any, packed: bool) -> None:
+    """Compile the forward method of each block; the hooks of FSDP stay outside of the compiled graph.
+
+    Args:
+        model: A :class:`swila.SwiLAForCausalLM`.
+        packed: Whether sequences are packed documents, whose number differs between calls: torch then compiles a graph
+            for any number after the second one. All other shapes are constant. Softmax attention depends on the length
+            of the longest document, so its blocks are compiled in parts.
+    """
     for block in model.model.layers:
-        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
+        whole = not (packed and isinstance(block.mixer, Attention))
+        block.forward = torch.compile(block.forward, fullgraph=whole, dynamic=None if packed else False)
 
 
 def _recomputed(function: Any, *args: Any) -> Any:

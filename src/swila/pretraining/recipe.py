@@ -50,7 +50,7 @@ class ModelRecipe:
     vocab_size: int | None = 32000
     initializer_range: float = 0.02
     embedding_initializer_range: float | None = None
-    conv_initializer_range: float | None = None
+    conv_initializer_range: float | None = 0.02
     rescale_residual: bool = False
     norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
@@ -124,11 +124,14 @@ class DataRecipe:
 
 @dataclass(frozen=True)
 class ExecutionRecipe:
-    """How an update is computed. None of it changes what is computed, up to rounding.
+    """How an update is computed.
+
+    None of it changes what is computed, up to rounding, except for the statistics of load balancing, which are those of
+    a micro-batch.
 
     Attributes:
         micro_batch: Most sequences of one forward call on a rank. If it does not divide a rank's share of the batch,
-            the largest number below it that does is used. Load-balancing statistics are those of a micro-batch.
+            the largest number below it that does is used.
         compile: Whether to compile each block with ``torch.compile``; None: on a GPU.
         activation_checkpointing: ``"none"``, ``"all"``, or n for every n-th block: activations of these blocks are
             recomputed in the backward pass.

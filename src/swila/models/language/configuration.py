@@ -50,8 +50,8 @@ class SwiLAConfig(PreTrainedConfig):
         norm_eps: Epsilon of the RMSNorms before mixers and feed-forward layers.
         initializer_range: Standard deviation of the initial weights.
         embedding_initializer_range: Standard deviation of the initial embeddings. Default: ``initializer_range``.
-        conv_initializer_range: Standard deviation of the initial short convolutions. Default: they are drawn
-            uniformly, as torch initialises a convolution.
+        conv_initializer_range: Standard deviation of the initial short convolutions. None draws them uniformly, as
+            torch initialises a convolution; models then start slower.
         rescale_residual: Whether the initial output projections of mixers and feed-forward layers are divided by the
             square root of their number, ``2 num_hidden_layers``, so that the residual stream does not grow with depth.
         tie_word_embeddings: Whether the head shares the weight of the embedding.
@@ -81,7 +81,7 @@ class SwiLAConfig(PreTrainedConfig):
         norm_eps: float = 1e-6,
         initializer_range: float = 0.02,
         embedding_initializer_range: float | None = None,
-        conv_initializer_range: float | None = None,
+        conv_initializer_range: float | None = 0.02,
         rescale_residual: bool = False,
         tie_word_embeddings: bool = False,
         max_position_embeddings: int = 4096,

@@ -1,9 +1,10 @@
 """The paper's language models by name, as fields of :class:`SwiLAConfig`.
 
 A name consists of an architecture and a size: ``temporal-swila-374m``. Numbers are those of the paper where it gives
-them. It does not give the rank of SwiLA's projections; we use the width of a head. Feed-forward widths are chosen so
-that models of one size have equal parameter counts (within 0.3 %), head counts and widths so that they have equal
-recurrent states.
+them. It does not give the rank of SwiLA's projections; we use the width of a head. It does not give the epsilon of the
+output norms either; we use 1e-6 times the width of a head, as flash-linear-attention's models in effect do.
+Feed-forward widths are chosen so that models of one size have equal parameter counts (within 0.3 %), head counts and
+widths so that they have equal recurrent states.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ def _mixer_options(model: Architecture, size: Size) -> dict[str, Any]:
         return {"num_heads": size.heads}
     if model.mixer == "mom":
         heads, head_dim = (size.heads, size.head_dim // 2) if model.options.get("decay") else size.mom
-        return {"num_heads": heads, "head_dim": head_dim, "num_memories": 3, "shared_memory": True, **model.options}
+        memories = {"num_memories": 3, "shared_memory": True}
+        return {"num_heads": heads, "head_dim": head_dim, "norm_eps": _epsilon(head_dim), **memories, **model.options}
     options: dict[str, Any] = {"num_heads": size.heads, "head_dim": size.head_dim}
     if model.mixer == "swila":
         J = model.options.get("num_mixtures", 4)
@@ -208,4 +210,9 @@ def _mixer_options(model: Architecture, size: Size) -> dict[str, Any]:
         options |= {"router_projection": low_rank, "beta_projection": low_rank}
         if "decay" in model.options:
             options["decay_projection"] = low_rank
-    return {**options, **model.options}
+    return {**options, "norm_eps": _epsilon(options["head_dim"]), **model.options}
+
+
+def _epsilon(head_dim: int) -> float:
+    """Return the epsilon of the output norm: that of 1e-6 if queries were multiplied by K^-1/2, which ours are not."""
+    return round(1e-6 * head_dim, 9)
