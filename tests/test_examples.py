@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from swila.pretraining.recipes import load_recipe
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -27,7 +29,7 @@ def test_train_with_transformers(tmp_path, capsys):
             "--output_dir",
             str(tmp_path),
             "--max_steps",
-            "30",
+            "20",
             "--disable_tqdm",
             "true",
             "--gradient_accumulation_steps",
@@ -42,3 +44,9 @@ def test_train_with_transformers(tmp_path, capsys):
 def test_swap_into_a_block():
     losses = load("swap_into_a_block").main(steps=40)
     assert sum(losses[-5:]) / 5 < losses[0] - 0.5
+
+
+def test_recipes_of_a_file():
+    path = EXAMPLES / "pretraining_recipe.py"
+    assert load_recipe(str(path)).model.mixer == ["swila", "swila", "swila", "attention"]
+    assert load_recipe(f"{path}:longer").schedule.steps == 1000

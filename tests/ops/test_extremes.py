@@ -80,8 +80,9 @@ def test_weak_decay_after_a_strong_one_keeps_its_precision(any_backend, device):
     assert ((found - truth).norm() / truth.norm()) < (2.0**-rounded if rounded else 1e-6)
 
 
-def test_two_hundred_thousand_tokens(backend, device):
-    T, half = 200_000, 100_000
+def test_very_many_tokens(backend, device):
+    T = 50_000 if (backend, device) == ("blocked", "cpu") else 200_000  # which takes half a minute there
+    half = T // 2
     call = make_call(
         Variant("key", key_temporal=True, query_temporal=True),
         Shape(B=1, T=T, H=1, K=16, V=16, J=2) if device != "cpu" else Shape(B=1, T=T, H=1, K=4, V=4, J=2),

@@ -49,7 +49,7 @@ def test_gradients_have_the_dtype_of_their_inputs(backend, device):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("name", [name for name in on_cpu() if name != "reference"])
 def test_memory_of_a_long_sequence(name):
-    """T = 16384: forward and backward within three times the bytes of the inputs and their gradients."""
+    """T = 8192: forward and backward within three times the bytes of the inputs and their gradients."""
     code = """
     import torch
     from swila import switching_delta_rule
@@ -59,7 +59,7 @@ def test_memory_of_a_long_sequence(name):
     resident, peak = (lambda: status("VmRSS")), (lambda: status("VmHWM"))
     small = make_call(VARIANTS["plain"], Shape(B=1, T=64, H=4, K=64, V=64, J=4), initial_state=False)
     switching_delta_rule(**small, backend="BACKEND").output.sum().backward()
-    B, T, H, K, V, J = 1, 16384, 4, 64, 64, 4
+    B, T, H, K, V, J = 1, 8192, 4, 64, 64, 4
     wide, narrow = (B, T, H, J, V), (B, T, H, K)
     inputs = [torch.rand(s, requires_grad=True) for s in (narrow, narrow, narrow, wide, wide, wide)]
     size = sum(t.numel() * t.element_size() for t in inputs)

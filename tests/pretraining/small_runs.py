@@ -59,7 +59,9 @@ def small(*settings, mixer="attention", **options):
     recipe = Recipe(
         "small",
         "",
-        ModelRecipe(32, 2, 48, mixer, {mixer: MIXERS[mixer] | options}, vocab_size=VOCABULARY),
+        ModelRecipe(
+            32, 2, 48, mixer, {mixer: MIXERS[mixer] | options}, vocab_size=VOCABULARY, conv_initializer_range=None
+        ),
         ScheduleRecipe(STEPS, warmup_steps=2),
         DataRecipe(LENGTH, BATCH),
         OptimizerRecipe(lr=0.01),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from swila.pretraining.recipe import Recipe
 
 GPU = "H100"
+WIDTH = 96  # columns of the list, also where the output is not a terminal
 
 
 def recipes(
@@ -55,6 +56,7 @@ def _show_all(size: str | None) -> None:
     from swila.pretraining.recipes import OF_SIZE, get_recipe, recipe_names
 
     console = Console()
+    console.width = max(console.width, WIDTH)
     chosen = set(recipe_names(size))
     for each in OF_SIZE:
         names = [name for name in recipe_names(each) if name in chosen]
