@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 from swila.experiments.registry import EXPERIMENTS
+from swila.pretraining.figures import draw as draw_pretraining
 
-# results file -> figure of the experiment -> image of the docs
+# results file -> figure of the experiment or of pretraining -> image of the docs
 IMAGES = {
     "softmax-regression": {
         "state-size": "softmax-regression-state-size",
@@ -28,6 +29,10 @@ IMAGES = {
     "cdar-paper": {"accuracy": "cdar-paper-accuracy", "state-size": "cdar-paper-state-size"},
     "cdar-tiny": {"accuracy": "cdar-tiny-accuracy"},
     "cdar-tiny-sizes": {"state-size": "cdar-tiny-state-size"},
+    "pretraining-small": {
+        "loss": "pretraining-small-loss",
+        "routing-layers-temporal-swila-small": "pretraining-small-routing",
+    },
 }
 FROM_WEIGHTS = ("cdar-tiny-routing", "cdar-paper-routing")
 
@@ -38,7 +43,10 @@ def draw(root: Path) -> list[Path]:
     for results, images in IMAGES.items():
         record = json.loads((root / "results" / f"{results}.json").read_text())
         with tempfile.TemporaryDirectory() as directory:
-            EXPERIMENTS[record["experiment"]].draw(record, Path(directory), None)
+            if record.get("kind") == "pretraining":
+                draw_pretraining(record, Path(directory))
+            else:
+                EXPERIMENTS[record["experiment"]].draw(record, Path(directory), None)
             for figure, image in images.items():
                 target = root / "docs" / "images" / f"{image}.png"
                 shutil.copyfile(Path(directory) / f"{figure}.png", target)

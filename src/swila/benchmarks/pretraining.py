@@ -41,6 +41,7 @@ def benchmarked(name: str, length: int, batch_size: int, updates: int) -> Recipe
         execution=replace(recipe.execution, micro_batch=batch_size),
         checkpoints=replace(recipe.checkpoints, every=10**6),
         validation=replace(recipe.validation, every=10**6),
+        logging=replace(recipe.logging, every=WARM_UP - 1),  # the first in the warm-up: it loads kernels
         stability=replace(recipe.stability, max_loss_increase=None),
     )
 
