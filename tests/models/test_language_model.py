@@ -241,7 +241,8 @@ def test_the_cache_of_a_call_that_failed_is_refused(name):
 @pytest.mark.unpoisoned
 @pytest.mark.parametrize("name", ["gated-temporal-swila", "hybrid-gdn"])
 def test_compiles_to_one_graph(name):
-    model = tiny(name, num_hidden_layers=2, attention_layers=[1] if name == "hybrid-gdn" else None).train()
+    layers = {"num_hidden_layers": 2, "attention_layers": [1]} if name == "hybrid-gdn" else {"num_hidden_layers": 1}
+    model = tiny(name, **layers).train()
     torch.set_default_device(None)  # tracing does not know it
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     for T in (12, 17):

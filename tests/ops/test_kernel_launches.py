@@ -47,12 +47,14 @@ def test_compile_for_every_architecture(compiled, name, J, dtype):
     kernels = {forward_kernel(spec), "backward", "step"}
     kernels |= {"states"} if spec.decay else set()
     kernels |= {"prepare", "backward_keys"} if name == "gated" else set()
-    for kernel, (arch, limit) in product(sorted(kernels), ARCHITECTURES.items()):
+    everywhere = (name, J) in (("plain", 4), ("gated", 4))  # the others on the oldest and the newest
+    limits = {arch: limit for arch, limit in ARCHITECTURES.items() if everywhere or arch in ("sm_80", "sm_120")}
+    for kernel, (arch, limit) in product(sorted(kernels), limits.items()):
         defines = spec.defines(KERNELS[kernel].warps(spec), SHARED_LIMIT=limit, STATS=0)
         code = compiler.compile_cubin(kernel, defines, arch, driver=0)
         assert code[:4] == b"\x7fELF"
         assert compiler.compile_cubin(kernel, defines, arch, driver=0) == code
-    assert len([path for path in compiled.rglob("*") if path.is_file()]) >= len(kernels) * len(ARCHITECTURES)
+    assert len([path for path in compiled.rglob("*") if path.is_file()]) >= len(kernels) * len(limits)
 
 
 def test_compiled_kernels_are_kept_by_all_that_they_depend_on(compiled, monkeypatch):
