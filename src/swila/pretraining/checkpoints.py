@@ -94,6 +94,11 @@ class Checkpoints:
         """Whether no checkpoint is being written on this rank."""
         return self._pending is None or self._pending[1] is None or self._pending[1].done()
 
+    def failed(self) -> bool:
+        """Whether this rank knows that the last checkpoint could not be written."""
+        future = None if self._pending is None else self._pending[1]
+        return future is not None and future.done() and future.exception() is not None
+
     def load(self, optimizer: MasterAdamW, step: int) -> dict[str, Any]:
         """Restore weights and moments, for any number of ranks, and return the rest of the state."""
         with unreadable(path_of(self.folder, step)) as path:

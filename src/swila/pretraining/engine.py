@@ -284,7 +284,7 @@ class Session:
                 gc.collect()
                 gc.freeze()  # a full collection of a compiled model's many objects would stall the GPU
             began = time.perf_counter()
-            update = self.updates.run(state.step, state.average, interrupted.is_set())
+            update = self.updates.run(state.step, state.average, interrupted.is_set(), self.checkpoints.failed())
             self.timed += time.perf_counter() - began
             self.updates_timed += 1
             if update.bad is not None:
@@ -297,8 +297,8 @@ class Session:
             line = self._log(update)
             if state.step % recipe.checkpoints.every == 0 and state.step < steps:
                 self._save()
-            elif self.checkpoints.written():
-                self.checkpoints.wait()
+            elif update.failed or (self.checkpoints.written() and not self.checkpoints.failed()):
+                self.checkpoints.wait()  # raises on all ranks if it failed: they find that out at different times
             if self.world.main:
                 name, value = self.score
                 self.directory.note_progress(Progress(state.step, steps, value, name))

@@ -27,6 +27,7 @@ class Update(NamedTuple):
         lr: Learning rate.
         bad: Why the batch is bad, or None. The weights are not changed by a bad batch.
         stop: Whether some rank was asked to stop.
+        failed: Whether some rank found that its checkpoint could not be written.
     """
 
     loss: float
@@ -35,6 +36,7 @@ class Update(NamedTuple):
     lr: float
     bad: str | None
     stop: bool
+    failed: bool
 
 
 class Updates:
@@ -56,13 +58,14 @@ class Updates:
         self.learning_rate = recipe.learning_rate()
         self.replicas = world.size // (recipe.execution.shard_size or world.size)
 
-    def run(self, step: int, average: LossAverage, stop: bool = False) -> Update:
+    def run(self, step: int, average: LossAverage, stop: bool = False, failed: bool = False) -> Update:
         """Run update ``step``, counted from 0.
 
         Args:
             step: Number of the update.
             average: Average loss of earlier updates, which decides what is a bad batch.
             stop: Whether this rank was asked to stop.
+            failed: Whether this rank found that its checkpoint could not be written.
         """
         device, recipe = self.world.device, self.recipe
         batch = self.batches.batch(step)
@@ -84,8 +87,8 @@ class Updates:
             losses += torch.stack([out.loss.detach(), out.auxiliary_loss]).double()
         gradients = self.optimizer.gradients()
         squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
-        asked = torch.tensor(float(stop), dtype=torch.float64).to(device, non_blocking=True)
-        totals = self.world.sum(torch.cat([losses / self.world.size, squares[None] / self.replicas, asked[None]]))
+        flags = torch.tensor([stop, failed], dtype=torch.float64).to(device, non_blocking=True)
+        totals = self.world.sum(torch.cat([losses / self.world.size, squares[None] / self.replicas, flags]))
         loss, auxiliary, norm = totals[0] - totals[1], totals[1], math.sqrt(totals[2])
         lr = self.learning_rate.at(step)
         bad = why_bad(loss, norm, average, recipe.stability)
@@ -95,7 +98,7 @@ class Updates:
                 torch._foreach_mul_(gradients, clip / norm)
             self.optimizer.step(lr)
         self.optimizer.clear()
-        return Update(loss, auxiliary, norm, lr, bad, totals[3] > 0)
+        return Update(loss, auxiliary, norm, lr, bad, totals[3] > 0, totals[4] > 0)
 
 
 def to_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
