@@ -34,12 +34,12 @@ class Poisoned(Updates):
 
     factors: dict = {}  # noqa: RUF012
 
-    def run(self, step, average, stop=False):
+    def run(self, step, average, stop=False, failed=False):
         head = self.model.lm_head.weight
         kept = head.detach().clone()
         with torch.no_grad():
             head.mul_(self.factors.get(step, 1.0))
-        update = super().run(step, average, stop)
+        update = super().run(step, average, stop, failed)
         if step in self.factors:
             with torch.no_grad():
                 head.copy_(kept)
