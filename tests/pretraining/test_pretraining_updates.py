@@ -266,3 +266,9 @@ def test_noise_differs_between_steps(data):
         losses[noise] = [updates.run(step, LossAverage()).loss for step in (0, 0, 1)]
     assert losses[False][0] == losses[False][1] == losses[False][2]
     assert losses[True][0] == losses[True][1] != losses[True][2]
+
+
+@pytest.mark.parametrize(("stop", "failed"), [(True, False), (False, True), (False, False)])
+def test_wishes_of_a_rank_reach_all(data, stop, failed):
+    update = updates_of(PLAIN, data).run(0, LossAverage(), stop, failed)
+    assert (update.stop, update.failed) == (stop, failed)
