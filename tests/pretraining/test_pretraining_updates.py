@@ -270,5 +270,5 @@ def test_noise_differs_between_steps(data):
 
 @pytest.mark.parametrize(("stop", "failed"), [(True, False), (False, True), (False, False)])
 def test_wishes_of_a_rank_reach_all(data, stop, failed):
-    update = updates_of(PLAIN, data).run(0, LossAverage(), stop, failed)
+    update = updates_of(small(), data).run(0, LossAverage(), stop, failed)
     assert (update.stop, update.failed) == (stop, failed)
