@@ -15,6 +15,7 @@ import time
 import traceback
 
 import torch
+from small_runs import wait_until_written
 
 from swila.pretraining.engine import Preempted, pretrain
 
@@ -133,9 +134,7 @@ def fill_disk(complete):
     Args:
         complete: Directory of the checkpoint.
     """
-    part = complete.with_name(f".{complete.name}.part")  # its name while it is written
-    while not (complete / ".metadata").exists() and not (part / ".metadata").exists():
-        time.sleep(0.01)
+    wait_until_written(complete)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 

@@ -1,6 +1,7 @@
 """Data, recipes and models of pretraining runs that take less than a second."""
 
 import json
+import time
 import warnings
 
 import numpy as np
@@ -121,6 +122,13 @@ TIMES = ("seconds", "tokens_per_second")
 def lines_of(run):
     """The metrics of a run without times."""
     return [{key: x for key, x in line.items() if key not in TIMES} for line in read_metrics(run / "metrics.jsonl")]
+
+
+def wait_until_written(checkpoint):
+    """Wait until the files of a checkpoint are complete, whether it has its name already or not."""
+    part = checkpoint.with_name(f".{checkpoint.name}.part")
+    while not any((path / ".metadata").exists() for path in (checkpoint, part)):
+        time.sleep(0.01)
 
 
 class Crash(Exception):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 class Poisoned(Updates):
     """Updates with a head that is broken at some steps."""
 
-    factors: dict = {}  # noqa: RUF012
+    factors: ClassVar[dict] = {}
 
     def run(self, step, average, stop=False, failed=False):
         head = self.model.lm_head.weight

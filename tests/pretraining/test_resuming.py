@@ -16,6 +16,7 @@ from small_runs import (
     same_bits,
     saved_state,
     small,
+    wait_until_written,
 )
 from torch.distributed.checkpoint import FileSystemWriter
 
@@ -193,6 +194,7 @@ def test_a_full_disk_stops_the_run_with_the_older_checkpoint(data, tmp_path, pla
 
     def report(news):
         if news.step == 4:
+            wait_until_written(path_of(run / FOLDER, 3))
             monkeypatch.setattr(FileSystemWriter, "write_data", fail)
             if not noted:
                 monkeypatch.setattr(RunDirectory, "note_failure", fail)

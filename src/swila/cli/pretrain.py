@@ -65,7 +65,6 @@ def pretrain(
         if skip_bad_batches:
             changes.append("stability.skip_bad_batches=true")
         resolved = change(load_recipe(recipe), changes)
-        resolved.check()
     console = Console()
     if plan:
         from swila.cli.plan import show_plan

@@ -21,8 +21,8 @@ from swila.pretraining.optimizer import MasterAdamW
 from swila.pretraining.parallel import World
 from swila.pretraining.recipe import CheckpointRecipe
 from swila.training.json_files import read_json, write_json
+from swila.training.run_directory import CHECKPOINTS as FOLDER
 
-FOLDER = "checkpoints"
 SESSION = "session.json"
 ERRORS = (Exception, CheckpointException)  # DCP's own is not an Exception
 
@@ -101,7 +101,7 @@ class Checkpoints:
 
     def load(self, optimizer: MasterAdamW, step: int) -> dict[str, Any]:
         """Restore weights and moments, for any number of ranks, and return the rest of the state."""
-        with unreadable(path_of(self.folder, step)) as path:
+        with reading(path_of(self.folder, step)) as path:
             dcp.load(optimizer.state(), checkpoint_id=path, process_group=self.world.saving)
             session = read_json(path / SESSION)
             optimizer.loaded(session["updates"])
@@ -149,7 +149,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 @contextmanager
-def unreadable(path: Path) -> Iterator[Path]:
+def reading(path: Path) -> Iterator[Path]:
     """Turn errors in reading a checkpoint into a ValueError that names it; yield its directory."""
     try:
         yield path

@@ -12,10 +12,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from swila.models.language.model_card import model_card
-from swila.pretraining.checkpoints import FOLDER, path_of, steps_of, unreadable
+from swila.pretraining.checkpoints import FOLDER, path_of, reading, steps_of
 from swila.pretraining.identity import TOKENS
 from swila.pretraining.initialization import make_on_meta
 from swila.pretraining.recipe import Recipe
+from swila.pretraining.run_status import KIND
 from swila.pretraining.settings import from_json
 from swila.training.json_files import read_json
 from swila.training.run_directory import RunDirectory
@@ -54,7 +55,7 @@ def export(run: str | Path, out: str | Path, dtype: str = "bfloat16", step: int 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"out must be a new or empty directory, got {out}")
     directory = RunDirectory(run)
-    if directory.config.get("kind") != "pretraining":
+    if directory.config.get("kind") != KIND:
         raise ValueError(f"run must be a directory of swila pretrain, got {run}")
     recipe = from_json(read_json(run / "recipe.json"))
     step = _chosen(run, step)
@@ -82,7 +83,7 @@ def load_weights(recipe: Recipe, run: Path, step: int) -> Any:
     with warnings.catch_warnings():  # that no process group exists, which is intended
         warnings.simplefilter("ignore", UserWarning)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        with unreadable(path_of(run / FOLDER, step)) as path:
+        with reading(path_of(run / FOLDER, step)) as path:
             dcp.load({"weights": weights}, checkpoint_id=path, no_dist=True)
     model.tie_weights()
     return model.eval()

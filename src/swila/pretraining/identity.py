@@ -9,6 +9,7 @@ from typing import Any
 
 from swila.data import Manifest, TokenData
 from swila.pretraining.recipe import Recipe
+from swila.pretraining.run_status import KIND
 from swila.training.json_files import write_json
 
 TOKENS = "tokens.json"
@@ -30,7 +31,7 @@ def resolve(recipe: Recipe, manifest: Manifest) -> Recipe:
 def configuration(recipe: Recipe, data: TokenData) -> dict[str, Any]:
     """Return everything that identifies a run, as JSON."""
     return {
-        "kind": "pretraining",
+        "kind": KIND,
         "name": recipe.name,
         "recipe": recipe.identity(),
         "tokens": {
