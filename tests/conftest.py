@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "unpoisoned: leave torch.empty alone (tracers look at it)")
     torch.manual_seed(0)
+    if config.getoption("--device") == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when a module with Triton kernels is imported
     if hasattr(config, "workerinput"):  # the workers share the cores
         torch.set_num_threads(1)
 
