@@ -12,7 +12,7 @@ from swila.ops.cuda import compiler
 from swila.ops.cuda.arguments import Arguments, Field, assertions, read_fields
 from swila.ops.cuda.backend import operand_bits, prepared, unsupported
 from swila.ops.cuda.specialization import Specialization
-from swila.ops.cuda.table import KERNELS, forward_kernel
+from swila.ops.cuda.table import KERNELS, backward_kernel, forward_kernel
 from swila.testing import VARIANTS, Shape, make_call, problem_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -44,7 +44,7 @@ def test_compile_for_every_architecture(compiled, name, J, dtype):
     call = make_call(VARIANTS[name], Shape(B=1, T=1, H=1, K=32, V=32, J=J), dtype=dtype)
     x = Inputs.of([*(call.get(key) for key in PER_TOKEN), *call["initial_state"]])
     spec = Specialization.of(x, Options(call["decay_order"], call["normalize"]))
-    kernels = {forward_kernel(spec), "backward", "step"}
+    kernels = {forward_kernel(spec), backward_kernel(spec), "step"}
     kernels |= {"states"} if spec.decay else set()
     kernels |= {"prepare", "backward_keys"} if name == "gated" else set()
     everywhere = (name, J) in (("plain", 4), ("gated", 4))  # the others on the oldest and the newest

@@ -48,14 +48,15 @@ class Emulator:
         order: Order in which threads run between barriers: 0, 1 or 2.
         warps: Largest number of warps per block, for kernels that may have fewer.
         limit: Bytes of shared memory per block.
+        processors: Number of multiprocessors, over which kernels spread.
     """
 
-    def __init__(self, order: int = 0, warps: int = 8, limit: int = SHARED_LIMIT) -> None:
-        self.order, self.warps, self.limit = order, warps, limit
+    def __init__(self, order: int = 0, warps: int = 8, limit: int = SHARED_LIMIT, processors: int = 1) -> None:
+        self.order, self.warps, self.limit, self.processors = order, warps, limit, processors
 
-    def _built(self, kernel: str, spec: Specialization, stats: bool) -> tuple[ctypes.CDLL, int]:
+    def _built(self, kernel: str, spec: Specialization, stats: bool, units: int) -> tuple[ctypes.CDLL, int]:
         form = KERNELS[kernel]
-        warps = form.warps(spec)
+        warps = form.most_warps(spec, units, self.processors)
         if form.fewer_warps:
             warps = min(warps, self.warps)
         while True:
@@ -67,15 +68,15 @@ class Emulator:
             assert warps > 1, f"{kernel} needs {library.shared_bytes()} bytes of shared memory"
             warps //= 2
 
-    def blocks(self, kernel: str, spec: Specialization, stats: bool, device: int = -1) -> int:
+    def blocks(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int = -1) -> int:
         """Return the number of blocks per unit and head."""
-        return self._built(kernel, spec, stats)[1]
+        return self._built(kernel, spec, stats, units)[1]
 
     def __call__(
         self, kernel: str, spec: Specialization, stats: bool, units: int, arguments: Mapping[str, Value], device: int
     ) -> None:
         """Run every block."""
-        library, blocks = self._built(kernel, spec, stats)
+        library, blocks = self._built(kernel, spec, stats, units)
         packed = arguments_of(kernel).pack(arguments)
         arguments_of(kernel).check_types(spec, arguments)
         library.run(packed, ctypes.c_int64(units * blocks), self.order)

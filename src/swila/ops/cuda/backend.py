@@ -15,7 +15,7 @@ from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, 
 from swila.ops.cuda.arguments import Value
 from swila.ops.cuda.compiler import GpuLauncher
 from swila.ops.cuda.specialization import CHUNK, DECAYS, Specialization, num_chunks, num_segments
-from swila.ops.cuda.table import KERNELS, forward_kernel
+from swila.ops.cuda.table import KERNELS, backward_kernel, forward_kernel
 
 SIZES = (16, 32, 64, 128)
 SAME_DTYPE = ("beta", "key_logits", "query_logits", "key_gate", "query_gate")  # the kernels' type TB
@@ -38,8 +38,8 @@ class Launcher(Protocol):
             device: Index of the device, -1 for the CPU.
         """
 
-    def blocks(self, kernel: str, spec: Specialization, stats: bool, device: int) -> int:
-        """Return the number of blocks per unit and head."""
+    def blocks(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int) -> int:
+        """Return the number of blocks per unit and head, of a launch with this number of units times heads."""
 
 
 def prepared(x: Inputs) -> Inputs:
@@ -152,12 +152,12 @@ class Kernels:
         ddecay = out.get("log_decay")
         if by_head:  # parts, one for each output dim
             ddecay = x.q.new_empty((B, T, H, spec.J, spec.V, 1), dtype=torch.float32)
-        chunk_du = chunk_ds = chunk_dW = parts = None
+        kernel, chunk_du, chunk_ds, chunk_dW, parts = backward_kernel(spec), None, None, None, None
         stats = any(grad is not None for grad in grads.routing)
         if by_key:
             assert chunk_W is not None
             chunk_du, chunk_ds, chunk_dW = (torch.empty_like(t) for t in (kept[1], kept[1], chunk_W))
-        elif (blocks := self.launch.blocks("backward", spec, stats, _index(x))) > 1:
+        elif (blocks := self.launch.blocks(kernel, spec, stats, N * H, _index(x))) > 1:
             parts = x.q.new_empty((2, blocks, B, T, H, K), dtype=torch.float32)
         kept_W, kept_c, kept_mix = _three(kept)
         dW_out, dr_out, drho_out = (None if g is None else _dense(g) for g in grads.final)
@@ -172,7 +172,7 @@ class Kernels:
             "dkey_gate": out.get("key_gate"), "dquery_gate": out.get("query_gate"), "ddecay": ddecay,
             "dW_in": state.get("W"), "dr_in": state.get("r"), "drho_in": state.get("rho"),
         }  # fmt: skip
-        self._run("backward", x, spec, stats, arguments)
+        self._run(kernel, x, spec, stats, arguments)
         if parts is not None:
             out["q"], out["k"] = parts.sum(1)
         if by_key:

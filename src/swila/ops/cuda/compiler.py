@@ -100,8 +100,8 @@ def compile_cubin(kernel: str, defines: dict[str, str], arch: str, driver: int) 
 
 
 @cache
-def load(kernel: str, spec: Specialization, stats: bool, device: int) -> Compiled:
-    """Return the kernel ready to launch, with as many warps per block as the device has shared memory for."""
+def load(kernel: str, spec: Specialization, stats: bool, most_warps: int, device: int) -> Compiled:
+    """Return the kernel ready to launch, with up to ``most_warps`` per block, as the device has shared memory for."""
     from cuda.core import ObjectCode
 
     driver, form = _driver(), KERNELS[kernel]
@@ -109,7 +109,7 @@ def load(kernel: str, spec: Specialization, stats: bool, device: int) -> Compile
     major, minor = torch.cuda.get_device_capability(device)
     with torch.cuda.device(device):
         _make_current(device)
-        warps = form.warps(spec)
+        warps = most_warps
         while warps:
             defines = spec.defines(warps, SHARED_LIMIT=limit, STATS=int(stats))
             cubin = compile_cubin(kernel, defines, f"sm_{major}{minor}", _checked(driver.cuDriverGetVersion()))
@@ -132,18 +132,27 @@ def load(kernel: str, spec: Specialization, stats: bool, device: int) -> Compile
     raise RuntimeError(f"the {kernel} kernel needs {shared} bytes of shared memory per block, the device has {limit}")
 
 
+@cache
+def processors(device: int) -> int:
+    """Return the number of multiprocessors of a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 class GpuLauncher:
     """Launches on the current stream of the device that holds the tensors."""
 
-    def blocks(self, kernel: str, spec: Specialization, stats: bool, device: int) -> int:
+    def blocks(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int) -> int:
         """Return the number of blocks per unit and head."""
-        return load(kernel, spec, stats, device).blocks
+        return self._load(kernel, spec, stats, units, device).blocks
+
+    def _load(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int) -> Compiled:
+        return load(kernel, spec, stats, KERNELS[kernel].most_warps(spec, units, processors(device)), device)
 
     def __call__(
         self, kernel: str, spec: Specialization, stats: bool, units: int, arguments: Mapping[str, Value], device: int
     ) -> None:
         """Launch the kernel; nothing here waits for the device."""
-        compiled = load(kernel, spec, stats, device)
+        compiled = self._load(kernel, spec, stats, units, device)
         struct = compiled.arguments.pack(arguments)
         if not compiled.types_checked:  # the same for all launches: a specialisation has fixed types
             compiled.arguments.check_types(spec, arguments)

@@ -31,6 +31,7 @@ class Kernel:
         warps: Largest number of warps per block.
         blocks: Number of blocks per unit and head, for a number of warps per block.
         fewer_warps: Whether a block may have half as many warps, and half again, where shared memory is short.
+        spreads: Whether blocks have fewer warps also where multiprocessors would otherwise be idle.
     """
 
     name: str
@@ -38,6 +39,20 @@ class Kernel:
     warps: Callable[[Specialization], int] = _state_warps
     blocks: Callable[[Specialization, int], int] = _state_blocks
     fewer_warps: bool = True
+    spreads: bool = False
+
+    def most_warps(self, spec: Specialization, units: int, processors: int) -> int:
+        """Return the number of warps per block to start from.
+
+        Args:
+            spec: What the kernel is compiled for.
+            units: Number of units of the grid, times heads.
+            processors: Number of multiprocessors of the device.
+        """
+        warps = self.warps(spec)
+        while self.spreads and warps > 1 and 2 * units * self.blocks(spec, warps) <= processors:
+            warps //= 2
+        return warps
 
 
 def _one_block(spec: Specialization, warps: int) -> int:
@@ -49,8 +64,9 @@ KERNELS = {
     for kernel in (
         Kernel("forward"),
         Kernel("forward_pipelined"),
-        Kernel("forward_split"),
+        Kernel("forward_split", spreads=True),
         Kernel("backward"),
+        Kernel("backward_split", warps=lambda spec: min(spec.warps, 4), spreads=True),
         Kernel("states", num_segments),
         Kernel("prepare", num_chunks, lambda spec: 8, _one_block),
         Kernel("backward_keys", num_chunks, lambda spec: spec.J * spec.key_dims // 32, _one_block, fewer_warps=False),
@@ -68,3 +84,9 @@ def forward_kernel(spec: Specialization) -> str:
     if spec.x_type != "bf16" or spec.decay:
         return "forward"
     return "forward_split" if 2 <= spec.J <= 4 else "forward_pipelined"
+
+
+def backward_kernel(spec: Specialization) -> str:
+    """Return the name of the backward kernel for a specialisation: bf16 without a decay has one of its own."""
+    split = spec.x_type == "bf16" and not spec.decay and 2 <= spec.J <= 4 and spec.K <= 64
+    return "backward_split" if split else "backward"

@@ -4,10 +4,11 @@
 // Sums over the columns of several warps go through shared memory in a fixed order. With a decay by key dim, gradients of
 // queries, keys and decays are computed by backward_keys.cu from what this kernel leaves.
 //
-// backward.cuh: arguments, shared memory, loads. backward_state.cuh: states, predictions and reads. backward_errors.cuh:
+// backward.cuh, backward_tiles.cuh, backward_copies.cuh: arguments, shared memory, copies. backward_state.cuh: states, predictions and reads. backward_errors.cuh:
 // errors and responsibilities. backward_queries.cuh: the query side. backward_adjoint.cuh: the substitution in reverse.
 // backward_columns.cuh: decays by output dim or head. backward_gradients.cuh: dq, dk and dW.
 #include "backward_adjoint.cuh"
+#include "backward_copies.cuh"
 #include "backward_gradients.cuh"
 
 KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
@@ -81,7 +82,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       read_stored_state(U, S, gram_a, gram_p, x, a.chunk_W, chunk_unit, p);
       add_written_by_key(U, S, cross, x.decay, c_columns, p);
     } else {
-      make_grams(grams, cross[0], gram_a, gram_p, x, a_tile, p);  // first, while registers are free
+      float blocks[4];
+      make_gram_operands(grams, cross[0], blocks, gram_a, gram_p, x, p);  // first, while registers are free
+      put_gram_blocks(a_tile, blocks, p);
       walk_back(state, U, S, x, c_columns, p);
       add_written(U, S, grams, c_tile, p);
     }
@@ -105,12 +108,13 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     } else {
       errors_by_lanes(tiles, U, r_before, p);
     }
-    if constexpr (!LANE_MIX) mix_by_token(tiles, S, p);
+    if constexpr (!LANE_MIX) mix_by_token(tiles, S, {}, valid, p);
     ds_operands(ds_columns, S, tiles, p);
 
     // The substitution in reverse: du, and gradients of β, logits, gates and v.
     float E[4][4] = {};
-    known_adjoint(E, dW, x, grams, ds_columns, p);
+    adjoint_of_end(E, dW, x, p);
+    adjoint_of_reads(E, x, grams, ds_columns, p);
     if (KEY_GATE && chunk == w.chunks - 1) m *= r[C - 1];
     if constexpr (BY_COLUMN) {
       substitute_by_column(column, tiles, E, dS, delta, r, pi, r_before, spread_k, m, chunk, valid, p);
@@ -139,9 +143,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       const GramAdjoints adjoints = gram_adjoints(by_token, gram_a, gram_p, p);
       state_gradients(dW, (float*)mine, state, a, chunk_unit, x, by_token, adjoints, du_columns, ds_columns, u_tile, p);
       sync_block();
-      store_sums(a, shared + STAGES * STAGE_BYTES, t0, w.head, w.vt, valid);
+      for (int which = 0; which < 2; which++)
+        store_sum(a, which, shared + STAGES * STAGE_BYTES + which * C * SUM_ROW * 4, WARP_BYTES, thread_again(), t0, w.head, w.vt, valid);
     }
-    ChunkPieces(w.H, thread_again()).flush(a, s, t0 * w.H + w.head, w.vt, valid);
+    flush_gradients(ChunkPieces(w.H, thread_again()), a, s, t0 * w.H + w.head, w.vt, valid);
   }
   copy_wait<0>();
   if (a.dW_in) {

@@ -18,9 +18,8 @@ DEVICE float finite(float x) {
 }
 
 // The part of e that is known before the substitution: E = (Γ_C k) · dW' + P^T dS. With a decay by column only its first term
-// without the decay, k · dW'.
-DEVICE void known_adjoint(float (&E)[4][4], const float (&dW)[2][KT][4], const Operands& x, const GramOperands& g,
-                          const A16 (&ds_columns)[2], const Place& p) {
+// without the decay, k · dW'. The first term:
+DEVICE void adjoint_of_end(float (&E)[4][4], const float (&dW)[2][KT][4], const Operands& x, const Place& p) {
 #pragma unroll
   for (int ks = 0; ks < KS; ks++) {
     A16 kf;
@@ -36,6 +35,9 @@ DEVICE void known_adjoint(float (&E)[4][4], const float (&dW)[2][KT][4], const O
       product(E[nt], kf, d);
     }
   }
+}
+// The second.
+DEVICE void adjoint_of_reads(float (&E)[4][4], const Operands& x, const GramOperands& g, const A16 (&ds_columns)[2], const Place& p) {
 #pragma unroll
   for (int nt = 0; nt < 4 && !BY_COLUMN; nt++) {
     A16 P_t = g.P_t;

@@ -8,6 +8,7 @@
 // du, dS and c of a warp as operands [16 tokens, 16 columns], whose columns are summed over.
 struct TokenOperands {
   A16 c[2], du[2], ds[2];
+  TokenOperands() = default;
   DEVICE TokenOperands(const char* c_tile, const Tiles& tiles, const Place& p) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -109,18 +110,17 @@ DEVICE void state_gradients_by_key(float (&dW)[2][KT][4], const Arguments& a, i6
   add_outer(dW, du_columns, decay.keys_u, OPERAND_ROW, p.lane);
   add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
 }
-// Sums of the warps' parts of dq and dk, to memory.
-DEVICE void store_sums(const Arguments& a, const char* parts, i64 t0, i64 head, int vt, int valid) {
-  constexpr int PAIRS = 2 * C * K / 2;
-  const u32 thread = thread_again();
+// The sum of the warps' parts of dq (which = 0) or dk (which = 1), `stride` bytes apart, to memory.
+DEVICE void store_sum(const Arguments& a, int which, const char* parts, int stride, u32 thread, i64 t0, i64 head, int vt, int valid) {
+  constexpr int PAIRS = C * K / 2;
 #pragma unroll
   for (int from = 0; from < PAIRS; from += NT) {
-    const u32 i = from + thread, which = i / (C * K / 2), t = i / (K / 2) % C, dim = i % (K / 2) * 2;
+    const u32 i = from + thread, t = i / (K / 2), dim = i % (K / 2) * 2;
     if (PAIRS % NT != 0 && i >= PAIRS) continue;
     float x = 0.f, y = 0.f;
 #pragma unroll
     for (int w = 0; w < NW; w++) {
-      float2_ z = *(const float2_*)(parts + w * WARP_BYTES + ((which * C + t) * SUM_ROW + dim) * 4);
+      float2_ z = *(const float2_*)(parts + w * stride + (t * SUM_ROW + dim) * 4);
       x += z.x[0], y += z.x[1];
     }
     if ((int)t >= valid) continue;

@@ -3,6 +3,10 @@
 #include "backward.cuh"
 
 struct Spread { float usage, entropy; };  // gradients of a column's usage and entropy
+// What the statistics add to the adjoint of the mix.
+DEVICE float statistics_of_mix(float rho, const Spread& spread, bool counts) {
+  return counts ? spread.usage - (LN2 * lg2(max_nan(rho, TINY)) + 1.f) * spread.entropy : 0.f;
+}
 
 // By the lanes that own the columns, where the mix is blended over time, its statistics count or the decay is by column; dS
 // goes to its tile. What each token reads is in `read` if the decay is by column, otherwise it follows from S here.
@@ -57,7 +61,7 @@ DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& rea
 #pragma unroll
     for (int i = 7; i >= 0; i--) {
       const int t = half * 8 + i;
-      if (STATS && t < valid) back[i] += spread.usage - (LN2 * lg2(max_nan(now[i], TINY)) + 1.f) * spread.entropy;
+      if (STATS) back[i] += statistics_of_mix(now[i], spread, t < valid);
       if (DEAD && !p.alive) back[i] = 0.f;
       if constexpr (QUERY_GATE) {
         back[i] += drho;
@@ -71,8 +75,23 @@ DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& rea
   }
   sync_warp();
 }
-// By token, a lane all mixtures of its output dims: S becomes dS.
-DEVICE void mix_by_token(const Tiles& tiles, float (&S)[4][4], const Place& p) {
+// By token, a lane all mixtures of its output dims: S becomes dS. `spread` are the gradients of the statistics of these columns.
+struct TokenSpread {
+  Spread of[DB][JT][2];
+  DEVICE void load(const float* dstats, i64 head, i64 all, int first, const Place& p) {
+#pragma unroll
+    for (int b = 0; b < DB; b++)
+#pragma unroll
+      for (int i = 0; i < JT; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int j = ((i * DB + b) * 8 + p.quad * 2) / DPW, d = (b * 8 + p.quad * 2) % DPW + e;
+          of[b][i][e] = {};
+          if (j < J && d < V) of[b][i][e] = {dstats[(head * J + j) * V + first + d], dstats[all + (head * J + j) * V + first + d]};
+        }
+  }
+};
+DEVICE void mix_by_token(const Tiles& tiles, float (&S)[4][4], const TokenSpread& spread, int valid, const Place& p) {
   float x[2][DB][JT], y[2][DB][JT], out[2][DB][2];
 #pragma unroll
   for (int h = 0; h < 2; h++)
@@ -88,18 +107,24 @@ DEVICE void mix_by_token(const Tiles& tiles, float (&S)[4][4], const Place& p) {
 #pragma unroll
     for (int b = 0; b < DB; b++) {
       const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-      float o0 = 0.f, o1 = 0.f;
+      float o0 = 0.f, o1 = 0.f, y0[JT], y1[JT];  // y: the adjoint of the mix
 #pragma unroll
-      for (int i = 0; i < JT; i++) o0 += x[h][b][i] * S[i * DB + b][2 * h], o1 += y[h][b][i] * S[i * DB + b][2 * h + 1];
+      for (int i = 0; i < JT; i++) {
+        y0[i] = out[h][b][0] * S[i * DB + b][2 * h], y1[i] = out[h][b][1] * S[i * DB + b][2 * h + 1];
+        if (STATS) {
+          y0[i] += statistics_of_mix(x[h][b][i], spread.of[b][i][0], t < valid);
+          y1[i] += statistics_of_mix(y[h][b][i], spread.of[b][i][1], t < valid);
+        }
+        o0 += x[h][b][i] * y0[i], o1 += y[h][b][i] * y1[i];
+      }
       o0 = over_tile(o0), o1 = over_tile(o1);
 #pragma unroll
       for (int i = 0; i < JT; i++) {
         int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
-        float dS0 = x[h][b][i] * out[h][b][0], dS1 = y[h][b][i] * out[h][b][1];
         if (j < J && (V >= DPW || d < V))
           store2((TB*)(tiles.stage + STAGE_LQ + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d,
-                 J == 1 ? 0.f : dS0 * (S[i * DB + b][2 * h] - o0), J == 1 ? 0.f : dS1 * (S[i * DB + b][2 * h + 1] - o1));
-        S[i * DB + b][2 * h] = dS0, S[i * DB + b][2 * h + 1] = dS1;  // now dS
+                 J == 1 ? 0.f : x[h][b][i] * (y0[i] - o0), J == 1 ? 0.f : y[h][b][i] * (y1[i] - o1));
+        S[i * DB + b][2 * h] = x[h][b][i] * out[h][b][0], S[i * DB + b][2 * h + 1] = y[h][b][i] * out[h][b][1];  // now dS
       }
     }
 }

@@ -45,10 +45,10 @@ struct State {
   }
 };
 
-// Without a decay: Gram matrices as operands. The diagonal blocks of A go to a tile [half][t][s]; A of late readers and early
-// writers is `cross`, transposed.
-DEVICE void make_grams(GramOperands& g, Pair& cross, float (&gram_a)[2][4], float (&gram_p)[2][4], const Operands& x, float* blocks,
-                       const Place& p) {
+// Without a decay: Gram matrices as operands; as accumulators they are masked. `blocks` are the diagonal blocks of A; A of late
+// readers and early writers is `cross`, transposed.
+DEVICE void make_gram_operands(GramOperands& g, Pair& cross, float (&blocks)[4], float (&gram_a)[2][4], float (&gram_p)[2][4], const Operands& x,
+                               const Place& p) {
 #pragma unroll
   for (int ks = 0; ks < KS; ks++) {
     A16 kf = load_rows(x.k, OPERAND_TILE, KEY_ROW, ks * 16, p.lane), qf = load_rows(x.q, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
@@ -57,12 +57,16 @@ DEVICE void make_grams(GramOperands& g, Pair& cross, float (&gram_a)[2][4], floa
 #pragma unroll
     for (int h = 0; h < 2; h++) product(gram_a[h], kf, kh[h]), product(gram_p[h], qf, kh[h]);
   }
-  *(float2_*)&blocks[p.row * 8 + p.quad * 2] = {gram_a[0][0], gram_a[0][1]};
-  *(float2_*)&blocks[64 + p.row * 8 + p.quad * 2] = {gram_a[1][2], gram_a[1][3]};
+  blocks[0] = gram_a[0][0], blocks[1] = gram_a[0][1], blocks[2] = gram_a[1][2], blocks[3] = gram_a[1][3];
   cross = pack(gram_a[1][0], gram_a[1][1]);
   mask(gram_a, 1, p), mask(gram_p, 0, p);
   g.A = as_rows(gram_a[0], gram_a[1]), g.P = as_rows(gram_p[0], gram_p[1]);
   g.P_t = stacked(as_columns(gram_p[0]), as_columns(gram_p[1]));
+}
+// The diagonal blocks of A into a tile [half][t][s].
+DEVICE void put_gram_blocks(float* tile, const float (&blocks)[4], const Place& p) {
+  *(float2_*)&tile[p.row * 8 + p.quad * 2] = {blocks[0], blocks[1]};
+  *(float2_*)&tile[64 + p.row * 8 + p.quad * 2] = {blocks[2], blocks[3]};
 }
 // Without a decay: W = W' - Σ c ⊗ k in place of W', and from it the first terms, U = k · W and S = q · W.
 DEVICE void walk_back(const State& state, float (&U)[4][4], float (&S)[4][4], const Operands& x, const A16 (&c_columns)[2], const Place& p) {

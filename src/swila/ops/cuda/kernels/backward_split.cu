@@ -1,0 +1,272 @@
+// The adjoint for bf16 without decay, two to four mixtures and K up to 64, with different work for different warps of a block.
+//
+// Half of the warps hold the state W. They go back through the chunks ahead of the others and compute what does not depend on the
+// adjoint of the state: errors, responsibilities, the query side with dS and dq, and W as operands. The other half hold the adjoint
+// dW: substitution in reverse, gradients of β, logits, gates and v, dk and dW. What the first give to the second is in shared
+// memory, twice where there is room. The algorithms are those of backward.cu.
+#define SPLIT_ROLES
+#include "backward_adjoint.cuh"
+#include "backward_gradients.cuh"
+
+static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW && KP <= 64, "bf16 without decay, 2 to 4 mixtures, K up to 64");
+
+enum { READY = 1, W_READY = READY + 2, FREE = W_READY + 2, AMONG_STATES = FREE + 2, AMONG_ADJOINTS };
+
+// c of a chunk as operands [16 columns, 16 tokens]; whatever there is for a chunk before the first.
+struct Written {
+  A16 c[2];
+  DEVICE void load(const Arguments& a, const Work& w, i64 chunk, const Place& p) {
+    const u32* tile = (const u32*)(a.kept_c + (chunk < 0 ? 0 : w.chunk_unit(a, chunk)) * 64);
+#pragma unroll
+    for (int i = 0; i < 2; i++) c[i] = load_kept(tile, i * 16, p);
+  }
+};
+// The transpose of an operand.
+DEVICE A16 flipped(const A16& a) {
+  A16 b;
+  b.x[0][0] = transposed(a.x[0][0]), b.x[0][1] = transposed(a.x[0][2]), b.x[0][2] = transposed(a.x[0][1]), b.x[0][3] = transposed(a.x[0][3]);
+  return b;
+}
+DEVICE void put_sum(float* sums, int kt, const float (&x)[4], const Place& p) {
+  float* to = sums + p.row * SUM_ROW + kt * 8 + p.quad * 2;
+  *(float2_*)to = {x[0], x[1]}, *(float2_*)(to + 8 * SUM_ROW) = {x[2], x[3]};
+}
+
+// Start copying a chunk's inputs of one role into its stage; zeros for a chunk before the first.
+template <bool ADJOINT> DEVICE void fetch(const Arguments& a, const Work& w, char* s, i64 chunk, u32 thread) {
+  const int valid = w.valid(chunk);
+  const ChunkPieces pieces(w.H, thread);
+  const i64 row = (w.span.begin + chunk * C) * w.H + w.head, wide = row * J * V + w.vt * VB, narrow = row * V + w.vt * VB;
+  pieces.keys.copy(s + STAGE_K, a.k + row * K, valid);
+  pieces.keys.copy(s + STAGE_Q, a.q + row * K, valid);
+  if (KEY_GATE) pieces.gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
+  if constexpr (ADJOINT) {
+    pieces.rates.copy(s + STAGE_BETA, a.beta + wide, valid);
+  } else {
+    pieces.values.copy(s + STAGE_O, a.dout + narrow, valid);
+    pieces.values.copy(s + STAGE_V, a.v + narrow, valid);
+    pieces.key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
+    pieces.query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
+    if (QUERY_GATE) pieces.gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
+  }
+  copy_commit();
+}
+
+DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, const Place& p) {
+  char* mine = shared + AT_STATE_WARPS + p.warp * STATE_WARP;
+  auto thread = [&] { return thread_again() & (NT - 1); };
+  float W[2][KT][4], drho = QUERY_GATE && a.drho_out && p.alive ? a.drho_out[w.at] : 0.f;
+  const State state{W, nullptr};
+  const i64 all = w.H * J * V;
+  Spread spread = {};
+  TokenSpread spreads = {};
+  if (STATS && QUERY_GATE && p.alive) {
+    const i64 of = (w.head * J + p.j) * V + w.first + p.d;
+    spread = {a.dstats[2 * all + of], a.dstats[3 * all + of]};
+  }
+  if (STATS && !QUERY_GATE) spreads.load(a.dstats + 2 * all, w.head, all, w.first, p);
+  Written next;
+  next.load(a, w, w.chunks - 1, p);
+  fetch<false>(a, w, shared + (int)((w.chunks - 1) & 1) * STATE_STAGE, w.chunks - 1, thread());
+  for (i64 chunk = w.chunks - 1; chunk >= 0; chunk--) {
+    const i64 done = w.chunks - 1 - chunk;
+    const int buffer = (int)(done % GIVENS), valid = w.valid(chunk);
+    char *s = shared + (int)(chunk & 1) * STATE_STAGE, *given = shared + AT_GIVEN + buffer * GIVEN_BYTES;
+    char* to = given + p.warp * GIVEN_WARP;
+    copy_wait<0>();
+    await(AMONG_STATES, NT);
+    fetch<false>(a, w, shared + (int)((chunk + 1) & 1) * STATE_STAGE, chunk - 1, thread());
+    const Written written = next;
+    next.load(a, w, chunk - 1, p);
+    const i64 chunk_unit = w.chunk_unit(a, chunk);
+    float r_before = 1.f / J, rho_before = 1.f / J;
+    if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
+    if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
+    if (chunk + 1 == w.chunks || (chunk + 1) * C % SEGMENT == 0)
+      state.load(a, segment_row(a.bounds, w.span, chunk * C / SEGMENT, w.T) * w.warp_units + w.warp_unit, p);
+    const Operands x(s, nullptr);
+    float U[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {}, blocks[4];
+    Pair cross;
+    GramOperands grams;
+    make_gram_operands(grams, cross, blocks, gram_a, gram_p, x, p);
+    walk_back(state, U, S, x, written.c, p);
+#pragma unroll
+    for (int nt = 0; nt < 4; nt++) {
+      const B16 c = half_of(written.c[nt / 2], nt % 2);
+      product(U[nt], grams.A, c), product(S[nt], grams.P, c);
+    }
+
+    if (done >= GIVENS) await(FREE + buffer, ALL_THREADS);
+    if (p.warp == 0) {
+      put_gram_blocks((float*)(given + GIVEN_A), blocks, p);
+      ((u32*)(given + GIVEN_CROSS))[p.lane] = cross.x[0];
+      ((uint4_*)(given + GIVEN_P))[p.lane] = {grams.P_t.x[0][0], grams.P_t.x[0][1], grams.P_t.x[0][2], grams.P_t.x[0][3]};
+    }
+    const Tiles tiles{s, (float*)mine, nullptr, (float*)(to + GIVEN_ERROR), (float*)(to + GIVEN_R), (float*)(to + GIVEN_PRIOR), nullptr, to + GIVEN_DS};
+    Column read(tiles.error + p.column);
+    A16 ds_columns[2], ds_tokens[2];
+    float none[C];
+    if constexpr (QUERY_GATE) mix_by_lanes(tiles, S, read, none, rho_before, drho, spread, valid, p);
+    if constexpr (SHARES_BY_TOKEN) errors_by_token(tiles, U, p); else errors_by_lanes(tiles, U, r_before, p);
+    if constexpr (!QUERY_GATE) mix_by_token(tiles, S, spreads, valid, p);
+    ds_operands(ds_columns, S, tiles, p);
+    announce(READY + buffer, ALL_THREADS);
+
+    // dq = dS W + dP k, dP = dS c^T on and below the diagonal; and W for the others.
+#pragma unroll
+    for (int i = 0; i < 2; i++) ds_tokens[i] = flipped(ds_columns[i]);
+    float dp[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const A16 c_tokens = flipped(written.c[i]);
+#pragma unroll
+      for (int h = 0; h < 2; h++) product(dp[h], ds_tokens[i], half_of(c_tokens, h));
+    }
+    mask(dp, 0, p);
+    const A16 dP = as_rows(dp[0], dp[1]);
+    sync_warp();  // the mix is in the same memory as the sums
+#pragma unroll
+    for (int ks = 0; ks < KS; ks++) {
+      B16 kb[2];
+      load_transposed(kb[0], kb[1], x.k, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int kt = 2 * ks + h;
+        float dq[4] = {};
+        uint4_ words;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const B16 wt = as_columns(W[i][kt]);
+          product(dq, ds_tokens[i], wt);
+          words.x[2 * i] = wt.x[0][0], words.x[2 * i + 1] = wt.x[0][1];
+        }
+        ((uint4_*)(to + GIVEN_W))[kt * 32 + p.lane] = words;
+        product(dq, dP, kb[h]);
+        put_sum((float*)mine, kt, dq, p);
+      }
+    }
+    announce(W_READY + buffer, ALL_THREADS);
+    await(AMONG_STATES, NT);
+    const i64 t0 = w.span.begin + chunk * C, row = t0 * w.H + w.head;
+    store_sum(a, 0, shared + AT_STATE_WARPS, STATE_WARP, thread(), t0, w.head, w.vt, valid);
+    const ChunkPieces pieces(w.H, thread());
+    pieces.query_logits.flush(a.dquery_logits + row * J * V + w.vt * VB, s + STAGE_LQ, valid);
+    if (QUERY_GATE) pieces.gates.flush(a.dquery_gate + row * V + w.vt * VB, s + STAGE_GQ, valid);
+  }
+  copy_wait<0>();
+  if (QUERY_GATE && a.dW_in && p.alive) a.drho_in[w.at] = drho;
+}
+
+DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const Place& p) {
+  char* mine = shared + AT_ADJOINT_WARPS + p.warp * ADJOINT_WARP;
+  auto thread = [&] { return thread_again() & (NT - 1); };
+  float dW[2][KT][4], m = KEY_GATE && a.dr_out && p.alive ? a.dr_out[w.at] : 0.f;  // m: adjoint of log r, from the token after
+  if (a.dW_out) {
+    load_state(dW, a.dW_out, w.unit, w.first, p);
+  } else {
+    clear_state(dW);
+  }
+  Spread spread = {};
+  if (STATS && p.alive) {
+    const i64 of = (w.head * J + p.j) * V + w.first + p.d;
+    spread = {a.dstats[of], a.dstats[w.H * J * V + of]};
+  }
+  Written next;
+  next.load(a, w, w.chunks - 1, p);
+  fetch<true>(a, w, shared + AT_ADJOINT_STAGE + (int)((w.chunks - 1) & 1) * ADJOINT_STAGE, w.chunks - 1, thread());
+  for (i64 chunk = w.chunks - 1; chunk >= 0; chunk--) {
+    const int buffer = (int)((w.chunks - 1 - chunk) % GIVENS), valid = w.valid(chunk);
+    char *s = shared + AT_ADJOINT_STAGE + (int)(chunk & 1) * ADJOINT_STAGE, *given = shared + AT_GIVEN + buffer * GIVEN_BYTES;
+    char* from = given + p.warp * GIVEN_WARP;
+    copy_wait<0>();
+    await(AMONG_ADJOINTS, NT);
+    fetch<true>(a, w, shared + AT_ADJOINT_STAGE + (int)((chunk + 1) & 1) * ADJOINT_STAGE, chunk - 1, thread());
+    const Written written = next;
+    next.load(a, w, chunk - 1, p);
+    const float r_before = KEY_GATE ? a.kept_mix[w.chunk_unit(a, chunk) * 64 + p.lane] : 1.f / J;
+    const Operands x(s, nullptr);
+    float E[4][4] = {};
+    GramOperands grams;
+    A16 ds_columns[2];
+    adjoint_of_end(E, dW, x, p);
+
+    await(READY + buffer, ALL_THREADS);
+    const uint4_ P_t = ((const uint4_*)(given + GIVEN_P))[p.lane];
+    const Pair cross[1] = {{{((const u32*)(given + GIVEN_CROSS))[p.lane]}}};
+#pragma unroll
+    for (int i = 0; i < 4; i++) grams.P_t.x[0][i] = P_t.x[i];
+#pragma unroll
+    for (int i = 0; i < 2; i++) ds_columns[i] = load_columns_operand(from + GIVEN_DS, i * 16, p.lane);
+    adjoint_of_reads(E, x, grams, ds_columns, p);
+    const Tiles tiles{s, (float*)(mine + WARP_U), nullptr, (float*)(from + GIVEN_ERROR), (float*)(from + GIVEN_R), (float*)(from + GIVEN_PRIOR), mine + WARP_DU, nullptr};
+    Column delta(tiles.error + p.column), r(tiles.r + p.column), pi(tiles.prior + p.column);
+    if (KEY_GATE && chunk == w.chunks - 1) m *= r[C - 1];
+    substitute_by_halves(tiles, E, cross, (const float*)(given + GIVEN_A), delta, r, pi, r_before, spread, m, chunk, valid, p);
+
+    // dk = du W + (dA + dA^T) k + dP^T q + c dW', and dW.
+    TokenOperands by_token;
+    A16 du_columns[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      du_columns[i] = load_columns_operand(tiles.du, i * 16, p.lane);
+      by_token.c[i] = flipped(written.c[i]), by_token.du[i] = flipped(du_columns[i]), by_token.ds[i] = flipped(ds_columns[i]);
+    }
+    const float unused[2][4] = {};
+    const GramAdjoints g = gram_adjoints(by_token, unused, unused, p);
+    sync_warp();  // du is in the same memory as the sums
+    await(W_READY + buffer, ALL_THREADS);
+#pragma unroll
+    for (int ks = 0; ks < KS; ks++) {
+      B16 kb[2], qb[2];
+      load_transposed(kb[0], kb[1], x.k, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
+      load_transposed(qb[0], qb[1], x.q, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int kt = 2 * ks + h;
+        const uint4_ words = ((const uint4_*)(from + GIVEN_W))[kt * 32 + p.lane];
+        float dk[4] = {}, more[4] = {};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const B16 wt = {{{words.x[2 * i], words.x[2 * i + 1]}}};
+          product(dk, by_token.du[i], wt), product(more, by_token.c[i], as_columns(dW[i][kt]));
+        }
+        product(dk, g.da, kb[h]), product(more, g.da_t, kb[h]), product(dk, g.dp_t, qb[h]);
+#pragma unroll
+        for (int e = 0; e < 4; e++) dk[e] += more[e];
+        put_sum((float*)mine, kt, dk, p);
+#pragma unroll
+        for (int i = 0; i < 2; i++) product(dW[i][kt], du_columns[i], kb[h]), product(dW[i][kt], ds_columns[i], qb[h]);
+      }
+    }
+    if (chunk >= GIVENS) announce(FREE + buffer, ALL_THREADS);
+    await(AMONG_ADJOINTS, NT);
+    const i64 t0 = w.span.begin + chunk * C, row = t0 * w.H + w.head, wide = row * J * V + w.vt * VB, narrow = row * V + w.vt * VB;
+    store_sum(a, 1, shared + AT_ADJOINT_WARPS, ADJOINT_WARP, thread(), t0, w.head, w.vt, valid);
+    const ChunkPieces pieces(w.H, thread());
+    pieces.rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
+    pieces.key_logits.flush(a.dkey_logits + wide, s + STAGE_LK, valid);
+    pieces.values.flush(a.dv + narrow, s + STAGE_O, valid);
+    if (KEY_GATE) pieces.gates.flush(a.dkey_gate + narrow, s + STAGE_GK, valid);
+  }
+  copy_wait<0>();
+  if (a.dW_in) {
+    store_state(a.dW_in, dW, w.unit, w.first, p);
+    if (KEY_GATE && p.alive) a.dr_in[w.at] = m;
+  }
+}
+
+KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_backward_split(const Arguments a) {
+  SHARED(shared);
+  Place p = place();
+  const bool adjoint = p.warp >= NW;
+  p.warp %= NW;
+  const Work w(a, p);
+  if constexpr (K_PADDED)  // zero the padding of the key dims
+    for (int i = (int)threadIdx.x; i < AT_STATE_WARPS / 4; i += ALL_THREADS) ((u32*)shared)[i] = 0;
+  sync_block();
+  if (adjoint) {
+    run_adjoint(a, shared, w, p);
+  } else {
+    recover_states(a, shared, w, p);
+  }
+}
