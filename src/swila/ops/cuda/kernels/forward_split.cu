@@ -4,9 +4,7 @@
 // state, 32 columns each, and compute the matrix products: during the substitution of a chunk they compute the outputs of the
 // chunk before, update the state, start the chunk after, and provide errors, rates and priors.
 // With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second,
-// small term waits for the substitution. It is handed over half a chunk ahead: predictions of a half contain what was written up
-// to two halves before it, and the substituting lane adds the writes of the half before and of its own. So the matrix products
-// have the time of half a chunk, and the substitution does not wait for them. The remaining warps compute the query mix.
+// small term waits for the substitution. The remaining warps compute the query mix.
 #define ALL_BY_TOKEN
 #include "forward.cuh"
 
@@ -17,16 +15,15 @@ constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS), WITH_SOLVERS = NT + 32
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
-constexpr int GRAM_A = 2 * 32 * 16, GRAM_X = GRAM_A + C * C * 4, GRAMS = GRAM_X + 8 * 8 * 4;
-// GRAMS: of a chunk, operands P and X as registers, A as floats, and of X the floats [late writer, early reader]
+constexpr int GRAMS = 2 * 32 * 16 + C * C * 4;            // of a chunk: operands P and X as registers, A as floats
 constexpr int MIX = C * VB * JP * 4;
 constexpr int EARLY_BYTES = STAGE_BYTES - STAGE_EARLY, GIVEN = 2 * WIDE + GATES;  // rates, priors and gates of a chunk
 constexpr int AT_EARLY = STAGES * STAGE_EARLY, AT_U = AT_EARLY + 2 * EARLY_BYTES, AT_C = AT_U + WIDE;
-constexpr int AT_GRAMS = AT_C + WRITTEN, AT_MIX = AT_GRAMS + STAGES * GRAMS, AT_GIVEN = AT_MIX + MIX;
+constexpr int AT_GRAMS = AT_C + WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS, AT_GIVEN = AT_MIX + MIX;
 constexpr int RATE = 0, PRIOR = WIDE, STAY = 2 * WIDE;
 NEEDS(AT_GIVEN + 2 * GIVEN, ALL_THREADS)
 
-enum { PREDICTED = 1, WRITTEN_HALF = PREDICTED + 2, AMONG_PRODUCTS = WRITTEN_HALF + 2, MIXED, MIX_USED };  // the first two for each half
+enum { PREDICTED = 1, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED };
 
 struct Vector { alignas(4 * JP) float x[JP]; };  // of the mixtures of one output dim
 // Where that of token t and output dim d lies in a tile of them; eight tokens of a few dims fall into different banks.
@@ -75,14 +72,13 @@ struct OutputDim {
 DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solver, int lane) {
   const OutputDim o(w, solver * 32 + lane);
   const auto [alive, dim, warp, column, at] = o;
-  float r[J], used[J] = {}, spread[J] = {}, later[8][J] = {};  // later: what is written now changes of the next half's errors
+  float r[J], used[J] = {}, spread[J] = {};
 #pragma unroll
   for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     char* c_tile = shared + AT_C + warp * PAIR_PLANE;
     const char* given = shared + AT_GIVEN + (chunk & 1) * GIVEN;
-    const float* gram = (const float*)(shared + AT_GRAMS + chunk % STAGES * GRAMS + GRAM_A);
-    const float* beyond = (const float*)(shared + AT_GRAMS + (chunk + 1) % STAGES * GRAMS + GRAM_X);
+    const float* gram = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 2 * 32 * 16);
     const i64 t0 = w.span.begin + (i64)chunk * C;
     const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
     if (KEY_GATE && a.kept_c && alive) {
@@ -90,73 +86,61 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
       for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + kept_lane(j, column)] = j < J ? r[j < J ? j : 0] : 0.f;
     }
+    await(PREDICTED, WITH_SOLVERS);
+    float x[C][J], before[J];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      await(PREDICTED + half, WITH_SOLVERS);
-      float x[8][J], before[J];
+    for (int t = 0; t < C; t++) {
+      const Vector error = *(const Vector*)(shared + AT_U + vector_at(t, dim));
 #pragma unroll
-      for (int t = 0; t < 8; t++) {
-        const Vector error = *(const Vector*)(shared + AT_U + vector_at(half * 8 + t, dim));
+      for (int j = 0; j < J; j++) x[t][j] = error.x[j];
+    }
+    u32 written[J][4];
 #pragma unroll
-        for (int j = 0; j < J; j++) x[t][j] = error.x[j] - later[t][j], later[t][j] = 0.f;
+    for (int t = 0; t < C; t++) {
+      const Vector rate = *(const Vector*)(given + RATE + vector_at(t, dim));
+      const Vector prior = *(const Vector*)(given + PRIOR + vector_at(t, dim));
+      const float stay = KEY_GATE ? *(const float*)(given + STAY + (t * GATE_ROW + dim) * 4) : 0.f;
+      float c[J];
+#pragma unroll
+      for (int j = 0; j < J; j++) {
+        float z = prior.x[j];
+        if constexpr (KEY_GATE) {
+          z = max_nan(stay * r[j] + z, TINY);
+          if (NORMALIZE) z = lg2(z);
+        }
+        c[j] = rate.x[j] * x[t][j];
+        r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
       }
-      u32 written[J][4];
+      float inverse = 1.f;  // multiplied in last: the next token waits for it
+      if constexpr (NORMALIZE) inverse = unscaled_softmax(r);
 #pragma unroll
-      for (int t = 0; t < 8; t++) {
-        const int token = half * 8 + t;
-        const Vector rate = *(const Vector*)(given + RATE + vector_at(token, dim));
-        const Vector prior = *(const Vector*)(given + PRIOR + vector_at(token, dim));
-        const float stay = KEY_GATE ? *(const float*)(given + STAY + (token * GATE_ROW + dim) * 4) : 0.f;
-        float c[J];
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-          float z = prior.x[j];
-          if constexpr (KEY_GATE) {
-            z = max_nan(stay * r[j] + z, TINY);
-            if (NORMALIZE) z = lg2(z);
-          }
-          c[j] = rate.x[j] * x[t][j];
-          r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
+      for (int j = 0; j < J; j++) {
+        if constexpr (STATS || KEY_GATE) {
+          r[j] *= inverse, c[j] *= r[j];
+        } else {
+          c[j] *= r[j], c[j] *= inverse;
         }
-        float inverse = 1.f;  // multiplied in last: the next token waits for it
-        if constexpr (NORMALIZE) inverse = unscaled_softmax(r);
+        if (STATS && t < valid) used[j] += r[j], spread[j] -= r[j] * LN2 * lg2(max_nan(r[j], TINY));
+      }
 #pragma unroll
-        for (int j = 0; j < J; j++) {
-          if constexpr (STATS || KEY_GATE) {
-            r[j] *= inverse, c[j] *= r[j];
-          } else {
-            c[j] *= r[j], c[j] *= inverse;
-          }
-          if (STATS && token < valid) used[j] += r[j], spread[j] -= r[j] * LN2 * lg2(max_nan(r[j], TINY));
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i += 4)
-          if (i + 3 > t) {
-            float4_ row = *(const float4_*)&gram[token * C + half * 8 + i];
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-#pragma unroll
-              for (int j = 0; j < J; j++)
-                if (i + e > t) x[i + e][j] -= row.x[e] * c[j];
-          }
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-          float4_ row = *(const float4_*)(half ? &beyond[t * 8 + i] : &gram[token * C + 8 + i]);
+      for (int i = 0; i < C; i += 4)
+        if (i + 3 > t) {
+          float4_ row = *(const float4_*)&gram[t * C + i];
 #pragma unroll
           for (int e = 0; e < 4; e++)
 #pragma unroll
-            for (int j = 0; j < J; j++) later[i + e][j] += row.x[e] * c[j];
+            for (int j = 0; j < J; j++)
+              if (i + e > t) x[i + e][j] -= row.x[e] * c[j];
         }
 #pragma unroll
-        for (int j = 0; j < J; j++) {
-          if (t % 2) written[j][t / 2] = pack_bf16(before[j], c[j]);
-          before[j] = c[j];
-          if (t == 7 && alive)
-            *(uint4_*)(c_tile + pair_row(j * DPW + column) + half * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
-        }
+      for (int j = 0; j < J; j++) {
+        if (t % 2) written[j][t % 8 / 2] = pack_bf16(before[j], c[j]);
+        before[j] = c[j];
+        if (t % 8 == 7 && alive)
+          *(uint4_*)(c_tile + pair_row(j * DPW + column) + t / 8 * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
       }
-      announce(WRITTEN_HALF + half, WITH_SOLVERS);
     }
+    announce(WRITTEN_ALL, WITH_SOLVERS);
   }
   if (alive) {
 #pragma unroll
@@ -224,7 +208,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
   const int first = w.vt * VB + p.warp * DPW;
   auto stage = [&](int chunk) { return shared + chunk % STAGES * STAGE_EARLY; };
   auto early = [&](int chunk) { return shared + AT_EARLY + (chunk & 1) * EARLY_BYTES - STAGE_EARLY; };
-  auto grams = [&](int chunk) { return shared + AT_GRAMS + chunk % STAGES * GRAMS; };
+  auto grams = [&](int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; };
   const Fetch pieces(H);
   auto fetch = [&](int chunk) {
     pieces.parted(a, stage(chunk), early(chunk) + STAGE_EARLY, start + (i64)chunk * C, stop, w.head, w.vt);
@@ -253,7 +237,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
       char* to = grams(chunk);
       if (which == 0) {  // A: readers of this chunk, writers of this chunk; symmetric
-        float* gram = (float*)(to + GRAM_A) + p.row * C + p.quad * 2;
+        float* gram = (float*)(to + 2 * 32 * 16) + p.row * C + p.quad * 2;
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -265,9 +249,6 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
 #pragma unroll
             for (int i = 0; i < 4; i++)
               if (h * 8 + p.quad * 2 + (i & 1) > p.row + (i >> 1) * 8) m[h][i] = 0.f;
-        if (which == 2)
-#pragma unroll
-          for (int i = 0; i < 2; i++) ((float*)(to + GRAM_X))[(p.quad * 2 + i) * 8 + p.row] = SCALE * m[1][i];
         A16 f = as_rows(m[0], m[1]);
         ((uint4_*)(to + (which - 1) * 32 * 16))[p.lane] = {f.x[0][0], f.x[0][1], f.x[0][2], f.x[0][3]};
       }
@@ -285,16 +266,18 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       for (int b = 0; b < DB; b++)
         load2((const TX*)(stage(chunk) + STAGE_V + (h * 8 + p.row) * V_ROW) + p.warp * DPW + b * 8 + p.quad * 2, v[h][b][0], v[h][b][1]);
   };
-  auto give_errors = [&](const float (&u)[4][4], const float (&v)[2][DB][2], int h) {
+  auto give_errors = [&](const float (&u)[4][4], const float (&v)[2][DB][2]) {
 #pragma unroll
-    for (int b = 0; b < DB; b++)
+    for (int h = 0; h < 2; h++)
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        Vector y;
+      for (int b = 0; b < DB; b++)
 #pragma unroll
-        for (int i = 0; i < JT; i++) y.x[i] = SCALE * v[h][b][e] - SCALE * u[i * DB + b][2 * h + e];
-        *(Vector*)(shared + AT_U + vector_at(h * 8 + p.row, p.warp * DPW + b * 8 + p.quad * 2 + e)) = y;
-      }
+        for (int e = 0; e < 2; e++) {
+          Vector y;
+#pragma unroll
+          for (int i = 0; i < JT; i++) y.x[i] = SCALE * v[h][b][e] - SCALE * u[i * DB + b][2 * h + e];
+          *(Vector*)(shared + AT_U + vector_at(h * 8 + p.row, p.warp * DPW + b * 8 + p.quad * 2 + e)) = y;
+        }
   };
   // Rates, for errors so scaled, and priors; with a gate its share of both.
   auto give_rates = [&](int chunk) {
@@ -337,9 +320,9 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     await(AMONG_PRODUCTS, NT);
   }
   fetch(0), fetch(1);
-  copy_wait<0>();
+  copy_wait<1>();
   await(AMONG_PRODUCTS, NT);
-  make_grams(0), make_grams(1);  // X of the first, with a chunk that is not there, is not used
+  make_grams(0);  // its X, with a chunk that is not there, is not used
   float u[4][4] = {}, S[4][4], v[2][DB][2];
 #pragma unroll
   for (int ks = 0; ks < KS; ks++) {
@@ -349,21 +332,20 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
   }
   load_values(v, 0);
   give_rates(0);
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    give_errors(u, v, half);
-    announce(PREDICTED + half, WITH_SOLVERS);
-  }
+  give_errors(u, v);
+  announce(PREDICTED, WITH_SOLVERS);
   announce(MIX_USED, WITH_MIXERS);
 
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     const i64 t0 = start + (i64)chunk * C;
     const bool more = chunk + 1 < w.chunks;
     const char *s = stage(chunk), *next = stage(chunk + 1), *c_tile = shared + AT_C + p.warp * PAIR_PLANE;
+    copy_wait<0>();
     await(AMONG_PRODUCTS, NT);
 
     // While the chunk is substituted: what the state at its start gives.
     fetch(chunk + 2);
+    make_grams(chunk + 1);
 #pragma unroll
     for (int nt = 0; nt < 4; nt++)
 #pragma unroll
@@ -380,26 +362,16 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     }
     give_rates(chunk + 1);
     load_values(v, chunk + 1);
+    await(WRITTEN_ALL, WITH_SOLVERS);
     const A16 x = gram_operand(chunk + 1, 1);
     A16 c[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      await(WRITTEN_HALF + half, WITH_SOLVERS);
-      Pair part[4];
-      load_half(part, c_tile, half, p.lane);
+    for (int m = 0; m < 2; m++) c[m] = load_columns_operand(c_tile, m * 16, p.lane);
 #pragma unroll
-      for (int nt = 0; nt < 4; nt++) {
-        c[nt / 2].x[0][2 * half + nt % 2] = part[nt].x[0];
-        // early readers get what late writers wrote from the substituting lanes
-        product_k8(u[nt], {{half ? 0u : x.x[0][0]}}, {{x.x[0][2 * half + 1]}}, part[nt]);
-      }
-      if (more) give_errors(u, v, half);
-      if (half) {
-        copy_wait<0>();
-        await(AMONG_PRODUCTS, NT);
-        make_grams(chunk + 2);
-      }
-      if (more) announce(PREDICTED + half, WITH_SOLVERS);
+    for (int nt = 0; nt < 4; nt++) product(u[nt], x, half_of(c[nt / 2], nt % 2));
+    if (more) {
+      give_errors(u, v);
+      announce(PREDICTED, WITH_SOLVERS);
     }
 
     // While the next chunk is substituted: the state at this one's end, and what it read.
