@@ -51,12 +51,12 @@ class Emulator:
         processors: Number of multiprocessors, over which kernels spread.
     """
 
-    def __init__(self, order: int = 0, warps: int = 8, limit: int = SHARED_LIMIT, processors: int = 1) -> None:
-        self.order, self.warps, self.limit, self.processors = order, warps, limit, processors
+    def __init__(self, order: int = 0, warps: int = 8, limit: int = SHARED_LIMIT, processors: int = 4) -> None:
+        self.order, self.warps, self.limit, self._processors = order, warps, limit, processors
 
     def _built(self, kernel: str, spec: Specialization, stats: bool, units: int) -> tuple[ctypes.CDLL, int]:
         form = KERNELS[kernel]
-        warps = form.most_warps(spec, units, self.processors)
+        warps = form.most_warps(spec, units, self._processors)
         if form.fewer_warps:
             warps = min(warps, self.warps)
         while True:
@@ -67,6 +67,10 @@ class Emulator:
             assert form.fewer_warps, f"{kernel} needs {library.shared_bytes()} bytes of shared memory"
             assert warps > 1, f"{kernel} needs {library.shared_bytes()} bytes of shared memory"
             warps //= 2
+
+    def processors(self, device: int) -> int:
+        """Return the number of multiprocessors."""
+        return self._processors
 
     def blocks(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int = -1) -> int:
         """Return the number of blocks per unit and head."""

@@ -41,6 +41,9 @@ class Launcher(Protocol):
     def blocks(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int) -> int:
         """Return the number of blocks per unit and head, of a launch with this number of units times heads."""
 
+    def processors(self, device: int) -> int:
+        """Return the number of multiprocessors of a device."""
+
 
 def prepared(x: Inputs) -> Inputs:
     """Return the tensors as the kernels take them: dense, aligned, and with one dtype for all of :data:`SAME_DTYPE`.
@@ -152,13 +155,15 @@ class Kernels:
         ddecay = out.get("log_decay")
         if by_head:  # parts, one for each output dim
             ddecay = x.q.new_empty((B, T, H, spec.J, spec.V, 1), dtype=torch.float32)
-        kernel, chunk_du, chunk_ds, chunk_dW, parts = backward_kernel(spec), None, None, None, None
+        kernel = backward_kernel(spec, N * H, self.launch.processors(_index(x)))
+        chunk_du = chunk_ds = chunk_dW = parts = None
         stats = any(grad is not None for grad in grads.routing)
         if by_key:
             assert chunk_W is not None
             chunk_du, chunk_ds, chunk_dW = (torch.empty_like(t) for t in (kept[1], kept[1], chunk_W))
         elif (blocks := self.launch.blocks(kernel, spec, stats, N * H, _index(x))) > 1:
-            parts = x.q.new_empty((2, blocks, B, T, H, K), dtype=torch.float32)
+            exact = torch.bfloat16 if spec.x_type == "bf16" else torch.float32  # PARTIAL of the kernel
+            parts = x.q.new_empty((2, blocks, B, T, H, K), dtype=exact)
         kept_W, kept_c, kept_mix = _three(kept)
         dW_out, dr_out, drho_out = (None if g is None else _dense(g) for g in grads.final)
         shared = {"bounds": x.cu_seqlens, "decay": x.log_decay, "N": N, "T": T, "H": H}

@@ -133,20 +133,23 @@ def load(kernel: str, spec: Specialization, stats: bool, most_warps: int, device
 
 
 @cache
-def processors(device: int) -> int:
-    """Return the number of multiprocessors of a device."""
+def _processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class GpuLauncher:
     """Launches on the current stream of the device that holds the tensors."""
 
+    def processors(self, device: int) -> int:
+        """Return the number of multiprocessors of a device."""
+        return _processors(device)
+
     def blocks(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int) -> int:
         """Return the number of blocks per unit and head."""
         return self._load(kernel, spec, stats, units, device).blocks
 
     def _load(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int) -> Compiled:
-        return load(kernel, spec, stats, KERNELS[kernel].most_warps(spec, units, processors(device)), device)
+        return load(kernel, spec, stats, KERNELS[kernel].most_warps(spec, units, _processors(device)), device)
 
     def __call__(
         self, kernel: str, spec: Specialization, stats: bool, units: int, arguments: Mapping[str, Value], device: int

@@ -86,7 +86,15 @@ def forward_kernel(spec: Specialization) -> str:
     return "forward_split" if 2 <= spec.J <= 4 else "forward_pipelined"
 
 
-def backward_kernel(spec: Specialization) -> str:
-    """Return the name of the backward kernel for a specialisation: bf16 without a decay has one of its own."""
-    split = spec.x_type == "bf16" and not spec.decay and 2 <= spec.J <= 4 and spec.K <= 64
-    return "backward_split" if split else "backward"
+def backward_kernel(spec: Specialization, units: int, processors: int) -> str:
+    """Return the name of the backward kernel.
+
+    With few sequences and heads, bf16 without a decay has one of its own, whose blocks are shorter and more.
+
+    Args:
+        spec: What the kernel is compiled for.
+        units: Number of sequences times heads.
+        processors: Number of multiprocessors of the device.
+    """
+    served = spec.x_type == "bf16" and not spec.decay and 2 <= spec.J <= 4 and spec.K <= 64 and spec.warps > 1
+    return "backward_split" if served and 2 * units <= processors else "backward"

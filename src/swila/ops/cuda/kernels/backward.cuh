@@ -13,6 +13,9 @@ constexpr int SUM_ROW = KP + 8;
 #include "backward_tiles.cuh"
 #endif
 
+// Parts are as precise as bf16 results, or else float32.
+typedef typename type_if<same<TX, bf16>::value, bf16, float>::type PARTIAL;
+
 struct Arguments {
   const TX *q, *k, *v;
   const TB *beta, *key_logits, *query_logits, *key_gate, *query_gate;
@@ -28,7 +31,7 @@ struct Arguments {
   const uint4_* chunk_W;                   // with a decay: states at the start of chunks
   uint4_ *chunk_du, *chunk_ds, *chunk_dW;  // by key dim: to be written, du and dS like c, and dW at the end of chunks
   TX *dq, *dk;
-  float* partial;  // with several blocks per head: their parts of dq and dk, [2][VT][tokens, H, K]
+  void* partial;  // with several blocks per head: their parts of dq and dk, PARTIAL [2][VT][tokens, H, K]
   TX* dv;
   TB *dbeta, *dkey_logits, *dquery_logits, *dkey_gate, *dquery_gate;
   void* ddecay;  // by output dim: like the decay; by head: its parts [tokens, H, J, V], float
@@ -73,6 +76,16 @@ struct Tiles {
   char *du, *ds;
 };
 typedef typename PerToken<BY_COLUMN>::type Column;
+// Exchange the early and late halves of accumulators [16 tokens, 32 columns], for loops over halves that are not unrolled.
+DEVICE void swap_halves(float (&x)[4][4]) {
+#pragma unroll
+  for (int n = 0; n < 4; n++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float early = x[n][i];
+      x[n][i] = x[n][2 + i], x[n][2 + i] = early;
+    }
+}
 // What is summed over mixtures, of four tokens from t on; a lane stores one of them.
 template <class T> DEVICE void put_sums(char* tile, const Place& p, int t, const float (&x)[4]) {
   if constexpr (JP == 4) {

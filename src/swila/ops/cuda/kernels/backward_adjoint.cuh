@@ -55,15 +55,16 @@ DEVICE float inverse_prior(float last, float prior, float g) { return rcp(max_na
 
 // Gradients of a token's inputs from e, du and dz, into their tiles; tokens come from the last to the first:
 //   dβ = e r δ, dv = -Σ_j du, dg = Σ_j dz (π - r_{t-1}) / p, and with dπ = g π / p ⊙ dz the logits' dπ - π Σ_j dπ.
-DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, const i64& chunk, int t, float r_delta, float last, float prior,
-                          float g, float e, float du, float dz, const Place& p) {
+DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, const i64& chunk, int half, int i, float r_delta, float last,
+                          float prior, float g, float e, float du, float dz, const Place& p) {
+  const int t = half * 8 + i;
   put_gradient<TB>(s + STAGE_BETA, p, t, e * r_delta);
-  dv[t % 4] = -du;  // summed in float32: its terms cancel
-  if (t % 4 == 0) put_sums<TX>(s + STAGE_O, p, t, dv);
+  dv[i % 4] = -du;  // summed in float32: its terms cancel
+  if (i % 4 == 0) put_sums<TX>(s + STAGE_O, p, t, dv);
   if constexpr (KEY_GATE) {
     const float inverse = inverse_prior(last, prior, g);
-    dgate[t % 4] = finite(dz * ((prior - last) * inverse));
-    if (t % 4 == 0) put_sums<TB>(s + STAGE_GK, p, t, dgate);
+    dgate[i % 4] = finite(dz * ((prior - last) * inverse));
+    if (i % 4 == 0) put_sums<TB>(s + STAGE_GK, p, t, dgate);
     const float dpi = g * prior * inverse * dz;
     put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, dpi - prior * sum_mixtures(dpi));
     if (t == 0 && chunk == 0) m = finite(dz * ((1.f - g) * inverse));  // the adjoint of the initial r itself
@@ -91,7 +92,7 @@ DEVICE void substitute_by_column(DecayedColumn& column, const Tiles& tiles, cons
     if (DEAD && !p.alive) dz = 0.f;
     const float du = delta[t] * dz - br * e;
     if constexpr (KEY_GATE) m = (1.f - column.gk[t]) * last * inverse_prior(last, pi[t], column.gk[t]) * dz;
-    put_gradients(tiles.stage, dv, dgate, m, chunk, t, r[t] * delta[t], last, pi[t], column.gk[t], e, du, dz, p);
+    put_gradients(tiles.stage, dv, dgate, m, chunk, t / 8, t % 8, r[t] * delta[t], last, pi[t], column.gk[t], e, du, dz, p);
     return du;
   });
 }
@@ -101,19 +102,19 @@ DEVICE void substitute_by_column(DecayedColumn& column, const Tiles& tiles, cons
 DEVICE void substitute_by_halves(const Tiles& tiles, float (&E)[4][4], const Pair (&cross)[NG], const float* blocks, Column& delta, Column& r,
                                  Column& pi, float r_before, const Spread& spread, float& m, const i64& chunk, int valid, const Place& p) {
   float dv[4], dgate[4], *u_tile = tiles.u;
-#pragma unroll
+#pragma unroll 1
   for (int half = 1; half >= 0; half--) {
-    if (half == 0) {
+    if (half == 0) {  // the late half of E is replaced by the early one
       Pair du[4], none = {};
       load_half(du, tiles.du, 1, p.lane);
 #pragma unroll
       for (int nt = 0; nt < 4; nt++) {
         float more[4] = {E[nt][0], E[nt][1], 0.f, 0.f};
         product_k8(more, cross[group_of(nt)], none, du[nt]);
-        E[nt][0] = more[0], E[nt][1] = more[1];
+        E[nt][2] = more[0], E[nt][3] = more[1];
       }
     }
-    to_lanes(u_tile, E, half, 0, p);
+    to_lanes(u_tile, E, 1, 0, p);
     sync_warp();
     // Of dz and du only Σ_j x depends on the token after.
     float e[8], du[8], dz[8], rd[8], beta[8], g[8], share[8], prior[8], before = r_before;
@@ -155,6 +156,6 @@ DEVICE void substitute_by_halves(const Tiles& tiles, float (&E)[4][4], const Pai
     sync_warp();
 #pragma unroll
     for (int i = 7; i >= 0; i--)
-      put_gradients(tiles.stage, dv, dgate, m, chunk, half * 8 + i, rd[i], last(i), prior[i], g[i], e[i], du[i], dz[i], p);
+      put_gradients(tiles.stage, dv, dgate, m, chunk, half, i, rd[i], last(i), prior[i], g[i], e[i], du[i], dz[i], p);
   }
 }

@@ -17,36 +17,40 @@ DEVICE float share_of(float error, float pi, float g, float last, const Place& p
 }
 // By token, a lane all mixtures of its output dims; into their tiles.
 DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], const Place& p) {
-  float x[2][DB][JT], y[2][DB][JT], v[2][DB][2];  // all loads before any store: a load does not overtake a store that may alias it
+  float u[4][4];
 #pragma unroll
-  for (int h = 0; h < 2; h++)
+  for (int n = 0; n < 4; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) u[n][i] = U[n][i];
+#pragma unroll 1
+  for (int h = 0; h < 2; h++) {
+    float x[DB][JT], y[DB][JT], v[DB][2];  // all loads before any store: a load does not overtake a store that may alias it
 #pragma unroll
     for (int b = 0; b < DB; b++) {
       const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-      v[h][b][0] = v[h][b][1] = 0.f;
-      if (V >= DPW || d < V) load2((const TX*)(tiles.stage + STAGE_V + t * V_ROW) + p.warp * DPW + d, v[h][b][0], v[h][b][1]);
-      logits_of(x[h][b], y[h][b], tiles.stage + STAGE_LK, t, b, p);
+      v[b][0] = v[b][1] = 0.f;
+      if (V >= DPW || d < V) load2((const TX*)(tiles.stage + STAGE_V + t * V_ROW) + p.warp * DPW + d, v[b][0], v[b][1]);
+      logits_of(x[b], y[b], tiles.stage + STAGE_LK, t, b, p);
     }
-#pragma unroll
-  for (int h = 0; h < 2; h++)
 #pragma unroll
     for (int b = 0; b < DB; b++) {
       const int place = (p.row + h * 8) * U_ROW + b * 8 + p.quad * 2;
 #pragma unroll
       for (int i = 0; i < JT; i++) {
-        const int n = i * DB + b;
-        float left = v[h][b][0] - U[n][2 * h], right = v[h][b][1] - U[n][2 * h + 1];
-        if (DEAD && x[h][b][i] == NEVER) {
+        float left = v[b][0] - u[i * DB + b][0], right = v[b][1] - u[i * DB + b][1];
+        if (DEAD && x[b][i] == NEVER) {
           left = right = 0.f;
         } else {
-          x[h][b][i] -= 0.5f * LOG2E * left * left, y[h][b][i] -= 0.5f * LOG2E * right * right;
+          x[b][i] -= 0.5f * LOG2E * left * left, y[b][i] -= 0.5f * LOG2E * right * right;
         }
         *(float2_*)&tiles.error[place + i * DB * 8] = {left, right};
       }
-      softmax_tile(x[h][b], y[h][b]);
+      softmax_tile(x[b], y[b]);
 #pragma unroll
-      for (int i = 0; i < JT; i++) *(float2_*)&tiles.r[place + i * DB * 8] = {x[h][b][i], y[h][b][i]};
+      for (int i = 0; i < JT; i++) *(float2_*)&tiles.r[place + i * DB * 8] = {x[b][i], y[b][i]};
     }
+    swap_halves(u);
+  }
   sync_warp();
 }
 // By the lanes that own the columns, where each responsibility needs the one before; into their tiles, with the priors.
@@ -56,7 +60,7 @@ DEVICE void errors_by_lanes(const Tiles& tiles, const float (&U)[4][4], float r_
   sync_warp();
   if constexpr (J > 1) put_prior(tiles.prior, tiles.stage + STAGE_LK, p);
   float last = r_before;
-#pragma unroll
+#pragma unroll 1
   for (int half = 0; half < 2; half++) {
     float v[8], g[8], prior[8];  // all loads before any store: a load does not overtake a store that may alias it
     load_half_column<TX, 1>(v, tiles.stage + STAGE_V, half, p);

@@ -18,12 +18,18 @@ struct TokenOperands {
     }
   }
 };
-// dA and dP as operands, and their transposes.
+// dA + dA^T, dP and the transpose of dP as operands. dA is zero on and above the diagonal, so that its sum with the transpose is a
+// union of bits.
 struct GramAdjoints {
-  A16 da, da_t, dp, dp_t;
+  A16 da, dp, dp_t;
   DEVICE GramAdjoints(const float (&x)[2][4], const float (&y)[2][4])
-      : da(as_rows(x[0], x[1])), da_t(stacked(as_columns(x[0]), as_columns(x[1]))), dp(as_rows(y[0], y[1])),
-        dp_t(stacked(as_columns(y[0]), as_columns(y[1]))) {}
+      : da(as_rows(x[0], x[1])), dp(as_rows(y[0], y[1])), dp_t(stacked(as_columns(y[0]), as_columns(y[1]))) {
+    const A16 da_t = stacked(as_columns(x[0]), as_columns(x[1]));
+#pragma unroll
+    for (int n = 0; n < NS; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) da.x[n][i] |= da_t.x[n][i];
+  }
 };
 // With a decay by column, dA and dP are given: gram_a and gram_p, from DecayedColumn::grams.
 DEVICE GramAdjoints gram_adjoints(const TokenOperands& o, const float (&gram_a)[2][4], const float (&gram_p)[2][4], const Place& p) {
@@ -84,7 +90,7 @@ DEVICE void state_gradients(float (&dW)[2][KT][4], float* sums, const State& sta
         product(dk, o.c[i], as_columns(dW[i][kt]));
       }
       product(dq, g.dp, kb[h]);
-      product(dk, g.da, kb[h]), product(dk, g.da_t, kb[h]), product(dk, g.dp_t, qb[h]);
+      product(dk, g.da, kb[h]), product(dk, g.dp_t, qb[h]);
       float* to = sums + p.row * SUM_ROW + kt * 8 + p.quad * 2;
       *(float2_*)to = {dq[0], dq[1]}, *(float2_*)(to + 8 * SUM_ROW) = {dq[2], dq[3]};
       *(float2_*)(to + C * SUM_ROW) = {dk[0], dk[1]}, *(float2_*)(to + (C + 8) * SUM_ROW) = {dk[2], dk[3]};
@@ -110,10 +116,13 @@ DEVICE void state_gradients_by_key(float (&dW)[2][KT][4], const Arguments& a, i6
   add_outer(dW, du_columns, decay.keys_u, OPERAND_ROW, p.lane);
   add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
 }
-// The sum of the warps' parts of dq (which = 0) or dk (which = 1), `stride` bytes apart, to memory.
-DEVICE void store_sum(const Arguments& a, int which, const char* parts, int stride, u32 thread, i64 t0, i64 head, int vt, int valid) {
+// The sum of the warps' parts of dq (which = 0) or dk (which = 1), `stride` bytes apart, to memory; `row` is the number of the
+// chunk's first token and head.
+DEVICE void store_sum(const Arguments& a, int which, const char* parts, int stride, u32 thread, i64 row, int vt, int valid) {
   constexpr int PAIRS = C * K / 2;
-#pragma unroll
+  TX* whole = which ? a.dk : a.dq;
+  PARTIAL* part = (PARTIAL*)a.partial + (which * VT + vt) * (a.bounds ? a.T : a.N * a.T) * a.H * K;
+#pragma unroll 4
   for (int from = 0; from < PAIRS; from += NT) {
     const u32 i = from + thread, t = i / (K / 2), dim = i % (K / 2) * 2;
     if (PAIRS % NT != 0 && i >= PAIRS) continue;
@@ -124,12 +133,7 @@ DEVICE void store_sum(const Arguments& a, int which, const char* parts, int stri
       x += z.x[0], y += z.x[1];
     }
     if ((int)t >= valid) continue;
-    const i64 place = ((t0 + t) * a.H + head) * K + dim;
-    if constexpr (VT == 1) {
-      store2((which ? a.dk : a.dq) + place, x, y);
-    } else {
-      const i64 tokens = a.bounds ? a.T : a.N * a.T;
-      store2(a.partial + (which * VT + vt) * tokens * a.H * K + place, x, y);
-    }
+    const i64 place = row * K + (i64)(t * (u32)(a.H * K) + dim);
+    if constexpr (VT == 1) store2(whole + place, x, y); else store2(part + place, x, y);
   }
 }

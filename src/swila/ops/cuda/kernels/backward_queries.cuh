@@ -31,7 +31,7 @@ DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& rea
       for (int i = 0; i < 8; i++) dout[i] = 0.f;
   };
   // In each half all loads come before any store: a load does not overtake a store that may alias it.
-#pragma unroll
+#pragma unroll BY_COLUMN ? 2 : 1
   for (int half = 0; half < 2; half++) {
     float out[8], prior[8];
     load(half);
@@ -46,7 +46,7 @@ DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& rea
     }
     put_column(tiles.ds, p, half, out);
   }
-#pragma unroll
+#pragma unroll BY_COLUMN ? 2 : 1
   for (int half = 1; half >= 0; half--) {
     float prior[8], back[8], now[8], before[8];
     load(half);
@@ -65,8 +65,8 @@ DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& rea
       if (DEAD && !p.alive) back[i] = 0.f;
       if constexpr (QUERY_GATE) {
         back[i] += drho;
-        dgate[t % 4] = back[i] * (prior[i] - before[i]);
-        if (t % 4 == 0) put_sums<TB>(tiles.stage + STAGE_GQ, p, t, dgate);
+        dgate[i % 4] = back[i] * (prior[i] - before[i]);
+        if (i % 4 == 0) put_sums<TB>(tiles.stage + STAGE_GQ, p, t, dgate);
         drho = (1.f - gq[i]) * back[i];
         back[i] *= gq[i];
       }
@@ -92,41 +92,41 @@ struct TokenSpread {
   }
 };
 DEVICE void mix_by_token(const Tiles& tiles, float (&S)[4][4], const TokenSpread& spread, int valid, const Place& p) {
-  float x[2][DB][JT], y[2][DB][JT], out[2][DB][2];
-#pragma unroll
-  for (int h = 0; h < 2; h++)
+#pragma unroll 1
+  for (int h = 0; h < 2; h++) {
+    float x[DB][JT], y[DB][JT], out[DB][2];
 #pragma unroll
     for (int b = 0; b < DB; b++) {
       const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-      out[h][b][0] = out[h][b][1] = 0.f;
-      if (V >= DPW || d < V) load2((const TX*)(tiles.stage + STAGE_O + t * V_ROW) + p.warp * DPW + d, out[h][b][0], out[h][b][1]);
-      if constexpr (J == 1) x[h][b][0] = y[h][b][0] = 1.f; else prior_of(x[h][b], y[h][b], tiles.stage + STAGE_LQ, t, b, p);
+      out[b][0] = out[b][1] = 0.f;
+      if (V >= DPW || d < V) load2((const TX*)(tiles.stage + STAGE_O + t * V_ROW) + p.warp * DPW + d, out[b][0], out[b][1]);
+      if constexpr (J == 1) x[b][0] = y[b][0] = 1.f; else prior_of(x[b], y[b], tiles.stage + STAGE_LQ, t, b, p);
     }
 #pragma unroll
-  for (int h = 0; h < 2; h++)
-#pragma unroll
     for (int b = 0; b < DB; b++) {
       const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-      float o0 = 0.f, o1 = 0.f, y0[JT], y1[JT];  // y: the adjoint of the mix
+      float o0 = 0.f, o1 = 0.f, y0[JT], y1[JT];  // y0, y1: the adjoint of the mix
 #pragma unroll
       for (int i = 0; i < JT; i++) {
-        y0[i] = out[h][b][0] * S[i * DB + b][2 * h], y1[i] = out[h][b][1] * S[i * DB + b][2 * h + 1];
+        y0[i] = out[b][0] * S[i * DB + b][0], y1[i] = out[b][1] * S[i * DB + b][1];
         if (STATS) {
-          y0[i] += statistics_of_mix(x[h][b][i], spread.of[b][i][0], t < valid);
-          y1[i] += statistics_of_mix(y[h][b][i], spread.of[b][i][1], t < valid);
+          y0[i] += statistics_of_mix(x[b][i], spread.of[b][i][0], t < valid);
+          y1[i] += statistics_of_mix(y[b][i], spread.of[b][i][1], t < valid);
         }
-        o0 += x[h][b][i] * y0[i], o1 += y[h][b][i] * y1[i];
+        o0 += x[b][i] * y0[i], o1 += y[b][i] * y1[i];
       }
       o0 = over_tile(o0), o1 = over_tile(o1);
 #pragma unroll
       for (int i = 0; i < JT; i++) {
         int j = ((i * DB + b) * 8 + p.quad * 2) / DPW;
         if (j < J && (V >= DPW || d < V))
-          store2((TB*)(tiles.stage + STAGE_LQ + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d,
-                 J == 1 ? 0.f : x[h][b][i] * (y0[i] - o0), J == 1 ? 0.f : y[h][b][i] * (y1[i] - o1));
-        S[i * DB + b][2 * h] = x[h][b][i] * out[h][b][0], S[i * DB + b][2 * h + 1] = y[h][b][i] * out[h][b][1];  // now dS
+          store2((TB*)(tiles.stage + STAGE_LQ + t * BY_TOKEN + j * B_ROW) + p.warp * DPW + d, J == 1 ? 0.f : x[b][i] * (y0[i] - o0),
+                 J == 1 ? 0.f : y[b][i] * (y1[i] - o1));
+        S[i * DB + b][0] = x[b][i] * out[b][0], S[i * DB + b][1] = y[b][i] * out[b][1];  // now dS
       }
     }
+    swap_halves(S);
+  }
 }
 // dS as operands [16 columns, 16 tokens], from its tile, or from S, which has become dS, into the tile.
 DEVICE void ds_operands(A16 (&ds_columns)[2], const float (&S)[4][4], const Tiles& tiles, const Place& p) {

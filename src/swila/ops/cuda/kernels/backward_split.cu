@@ -12,15 +12,47 @@ static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW && KP <= 64,
 
 enum { READY = 1, W_READY = READY + 2, FREE = W_READY + 2, AMONG_STATES = FREE + 2, AMONG_ADJOINTS };
 
-// c of a chunk as operands [16 columns, 16 tokens]; whatever there is for a chunk before the first.
+// c of a chunk as operands [16 columns, 16 tokens], loaded a chunk ahead; chunks come from the last to the first.
 struct Written {
   A16 c[2];
-  DEVICE void load(const Arguments& a, const Work& w, i64 chunk, const Place& p) {
-    const u32* tile = (const u32*)(a.kept_c + (chunk < 0 ? 0 : w.chunk_unit(a, chunk)) * 64);
+  const u32* from;
+  i64 step;
+  DEVICE Written(const Arguments& a, const Work& w) : from((const u32*)(a.kept_c + w.chunk_unit(a, w.chunks - 1) * 64)), step(w.warp_units * 256) {}
+  DEVICE void load(i64 chunk, const Place& p) {
+    if (chunk < 0) return;
 #pragma unroll
-    for (int i = 0; i < 2; i++) c[i] = load_kept(tile, i * 16, p);
+    for (int i = 0; i < 2; i++) c[i] = load_kept(from, i * 16, p);
+    from -= step;
   }
 };
+// The place of a chunk in the inputs: number of its first token and head, and how many tokens it has.
+struct At {
+  i64 row, chunk, step;
+  int tail;
+  DEVICE At(const Work& w)
+      : row((w.span.begin + (w.chunks - 1) * C) * w.H + w.head), chunk(w.chunks - 1), step(C * w.H), tail(w.valid(w.chunks - 1)) {}
+  DEVICE int valid(const Work& w) const { return chunk < 0 ? 0 : chunk == w.chunks - 1 ? tail : C; }
+  DEVICE At before() const {
+    At b = *this;
+    b.row -= step, b.chunk--;
+    return b;
+  }
+};
+// dS of a warp: [16 tokens, 32 columns] as it comes by token, [32 columns, 16 tokens] by column.
+constexpr int DS_ROW = row_bytes<bf16>(32);
+DEVICE A16 load_ds_tokens(const char* tile, int from, int lane) {
+  return QUERY_GATE ? load_tokens_operand(tile, from, lane) : load_rows(tile, 0, DS_ROW, from, lane);
+}
+DEVICE A16 load_ds_columns(const char* tile, int from, int lane) {
+  if constexpr (QUERY_GATE) return load_columns_operand(tile, from, lane);
+  A16 a;
+  ldmatrix_t(a.x[0], tile + ((lane & 7) + (lane >> 4) * 8) * DS_ROW + (from + (lane >> 3 & 1) * 8) * 2);
+  return a;
+}
+DEVICE void put_ds(char* tile, const A16& a, int from, const Place& p) {  // by token
+#pragma unroll
+  for (int i = 0; i < 4; i++) *(u32*)(tile + (p.row + (i & 1) * 8) * DS_ROW + (from + (i >> 1) * 8 + p.quad * 2) * 2) = a.x[0][i];
+}
 // The transpose of an operand.
 DEVICE A16 flipped(const A16& a) {
   A16 b;
@@ -33,10 +65,10 @@ DEVICE void put_sum(float* sums, int kt, const float (&x)[4], const Place& p) {
 }
 
 // Start copying a chunk's inputs of one role into its stage; zeros for a chunk before the first.
-template <bool ADJOINT> DEVICE void fetch(const Arguments& a, const Work& w, char* s, i64 chunk, u32 thread) {
-  const int valid = w.valid(chunk);
+template <bool ADJOINT> DEVICE void fetch(const Arguments& a, const Work& w, char* s, const At& at, u32 thread) {
+  const int valid = at.valid(w);
   const ChunkPieces pieces(w.H, thread);
-  const i64 row = (w.span.begin + chunk * C) * w.H + w.head, wide = row * J * V + w.vt * VB, narrow = row * V + w.vt * VB;
+  const i64 row = at.row, wide = row * J * V + w.vt * VB, narrow = row * V + w.vt * VB;
   pieces.keys.copy(s + STAGE_K, a.k + row * K, valid);
   pieces.keys.copy(s + STAGE_Q, a.q + row * K, valid);
   if (KEY_GATE) pieces.gates.copy(s + STAGE_GK, a.key_gate + narrow, valid);
@@ -65,20 +97,21 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     spread = {a.dstats[2 * all + of], a.dstats[3 * all + of]};
   }
   if (STATS && !QUERY_GATE) spreads.load(a.dstats + 2 * all, w.head, all, w.first, p);
-  Written next;
-  next.load(a, w, w.chunks - 1, p);
-  fetch<false>(a, w, shared + (int)((w.chunks - 1) & 1) * STATE_STAGE, w.chunks - 1, thread());
-  for (i64 chunk = w.chunks - 1; chunk >= 0; chunk--) {
-    const i64 done = w.chunks - 1 - chunk;
-    const int buffer = (int)(done % GIVENS), valid = w.valid(chunk);
-    char *s = shared + (int)(chunk & 1) * STATE_STAGE, *given = shared + AT_GIVEN + buffer * GIVEN_BYTES;
+  Written next(a, w);
+  At at(w);
+  next.load(at.chunk, p);
+  fetch<false>(a, w, shared, at, thread());
+  for (int done = 0; at.chunk >= 0; done++, at = at.before()) {
+    const i64 chunk = at.chunk;
+    const int buffer = done % GIVENS, valid = at.valid(w);
+    char *s = shared + (done & 1) * STATE_STAGE, *given = shared + AT_GIVEN + buffer * GIVEN_BYTES;
     char* to = given + p.warp * GIVEN_WARP;
     copy_wait<0>();
     await(AMONG_STATES, NT);
-    fetch<false>(a, w, shared + (int)((chunk + 1) & 1) * STATE_STAGE, chunk - 1, thread());
-    const Written written = next;
-    next.load(a, w, chunk - 1, p);
-    const i64 chunk_unit = w.chunk_unit(a, chunk);
+    fetch<false>(a, w, shared + (~done & 1) * STATE_STAGE, at.before(), thread());
+    const A16 c[2] = {next.c[0], next.c[1]};
+    next.load(chunk - 1, p);
+    const i64 chunk_unit = KEY_GATE || QUERY_GATE ? w.chunk_unit(a, chunk) : 0;
     float r_before = 1.f / J, rho_before = 1.f / J;
     if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
     if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
@@ -89,12 +122,9 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     Pair cross;
     GramOperands grams;
     make_gram_operands(grams, cross, blocks, gram_a, gram_p, x, p);
-    walk_back(state, U, S, x, written.c, p);
+    walk_back(state, U, S, x, c, p);
 #pragma unroll
-    for (int nt = 0; nt < 4; nt++) {
-      const B16 c = half_of(written.c[nt / 2], nt % 2);
-      product(U[nt], grams.A, c), product(S[nt], grams.P, c);
-    }
+    for (int nt = 0; nt < 4; nt++) product(U[nt], grams.A, half_of(c[nt / 2], nt % 2)), product(S[nt], grams.P, half_of(c[nt / 2], nt % 2));
 
     if (done >= GIVENS) await(FREE + buffer, ALL_THREADS);
     if (p.warp == 0) {
@@ -104,21 +134,27 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     }
     const Tiles tiles{s, (float*)mine, nullptr, (float*)(to + GIVEN_ERROR), (float*)(to + GIVEN_R), (float*)(to + GIVEN_PRIOR), nullptr, to + GIVEN_DS};
     Column read(tiles.error + p.column);
-    A16 ds_columns[2], ds_tokens[2];
+    A16 ds_tokens[2];
     float none[C];
     if constexpr (QUERY_GATE) mix_by_lanes(tiles, S, read, none, rho_before, drho, spread, valid, p);
     if constexpr (SHARES_BY_TOKEN) errors_by_token(tiles, U, p); else errors_by_lanes(tiles, U, r_before, p);
     if constexpr (!QUERY_GATE) mix_by_token(tiles, S, spreads, valid, p);
-    ds_operands(ds_columns, S, tiles, p);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      if constexpr (QUERY_GATE) {
+        ds_tokens[i] = load_ds_tokens(tiles.ds, i * 16, p.lane);
+      } else {
+        ds_tokens[i] = as_rows(S[2 * i], S[2 * i + 1]);
+        put_ds(tiles.ds, ds_tokens[i], i * 16, p);
+      }
+    }
     announce(READY + buffer, ALL_THREADS);
 
     // dq = dS W + dP k, dP = dS c^T on and below the diagonal; and W for the others.
-#pragma unroll
-    for (int i = 0; i < 2; i++) ds_tokens[i] = flipped(ds_columns[i]);
     float dp[2][4] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const A16 c_tokens = flipped(written.c[i]);
+      const A16 c_tokens = flipped(c[i]);
 #pragma unroll
       for (int h = 0; h < 2; h++) product(dp[h], ds_tokens[i], half_of(c_tokens, h));
     }
@@ -147,8 +183,8 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     }
     announce(W_READY + buffer, ALL_THREADS);
     await(AMONG_STATES, NT);
-    const i64 t0 = w.span.begin + chunk * C, row = t0 * w.H + w.head;
-    store_sum(a, 0, shared + AT_STATE_WARPS, STATE_WARP, thread(), t0, w.head, w.vt, valid);
+    const i64 row = at.row;
+    store_sum(a, 0, shared + AT_STATE_WARPS, STATE_WARP, thread(), row, w.vt, valid);
     const ChunkPieces pieces(w.H, thread());
     pieces.query_logits.flush(a.dquery_logits + row * J * V + w.vt * VB, s + STAGE_LQ, valid);
     if (QUERY_GATE) pieces.gates.flush(a.dquery_gate + row * V + w.vt * VB, s + STAGE_GQ, valid);
@@ -171,18 +207,20 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     const i64 of = (w.head * J + p.j) * V + w.first + p.d;
     spread = {a.dstats[of], a.dstats[w.H * J * V + of]};
   }
-  Written next;
-  next.load(a, w, w.chunks - 1, p);
-  fetch<true>(a, w, shared + AT_ADJOINT_STAGE + (int)((w.chunks - 1) & 1) * ADJOINT_STAGE, w.chunks - 1, thread());
-  for (i64 chunk = w.chunks - 1; chunk >= 0; chunk--) {
-    const int buffer = (int)((w.chunks - 1 - chunk) % GIVENS), valid = w.valid(chunk);
-    char *s = shared + AT_ADJOINT_STAGE + (int)(chunk & 1) * ADJOINT_STAGE, *given = shared + AT_GIVEN + buffer * GIVEN_BYTES;
+  Written next(a, w);
+  At at(w);
+  next.load(at.chunk, p);
+  fetch<true>(a, w, shared + AT_ADJOINT_STAGE, at, thread());
+  for (int done = 0; at.chunk >= 0; done++, at = at.before()) {
+    const i64 chunk = at.chunk;
+    const int buffer = done % GIVENS, valid = at.valid(w);
+    char *s = shared + AT_ADJOINT_STAGE + (done & 1) * ADJOINT_STAGE, *given = shared + AT_GIVEN + buffer * GIVEN_BYTES;
     char* from = given + p.warp * GIVEN_WARP;
     copy_wait<0>();
     await(AMONG_ADJOINTS, NT);
-    fetch<true>(a, w, shared + AT_ADJOINT_STAGE + (int)((chunk + 1) & 1) * ADJOINT_STAGE, chunk - 1, thread());
-    const Written written = next;
-    next.load(a, w, chunk - 1, p);
+    fetch<true>(a, w, shared + AT_ADJOINT_STAGE + (~done & 1) * ADJOINT_STAGE, at.before(), thread());
+    const A16 c[2] = {next.c[0], next.c[1]};
+    next.load(chunk - 1, p);
     const float r_before = KEY_GATE ? a.kept_mix[w.chunk_unit(a, chunk) * 64 + p.lane] : 1.f / J;
     const Operands x(s, nullptr);
     float E[4][4] = {};
@@ -196,7 +234,7 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
 #pragma unroll
     for (int i = 0; i < 4; i++) grams.P_t.x[0][i] = P_t.x[i];
 #pragma unroll
-    for (int i = 0; i < 2; i++) ds_columns[i] = load_columns_operand(from + GIVEN_DS, i * 16, p.lane);
+    for (int i = 0; i < 2; i++) ds_columns[i] = load_ds_columns(from + GIVEN_DS, i * 16, p.lane);
     adjoint_of_reads(E, x, grams, ds_columns, p);
     const Tiles tiles{s, (float*)(mine + WARP_U), nullptr, (float*)(from + GIVEN_ERROR), (float*)(from + GIVEN_R), (float*)(from + GIVEN_PRIOR), mine + WARP_DU, nullptr};
     Column delta(tiles.error + p.column), r(tiles.r + p.column), pi(tiles.prior + p.column);
@@ -209,7 +247,8 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       du_columns[i] = load_columns_operand(tiles.du, i * 16, p.lane);
-      by_token.c[i] = flipped(written.c[i]), by_token.du[i] = flipped(du_columns[i]), by_token.ds[i] = flipped(ds_columns[i]);
+      by_token.c[i] = flipped(c[i]), by_token.du[i] = load_tokens_operand(tiles.du, i * 16, p.lane);
+      by_token.ds[i] = load_ds_tokens(from + GIVEN_DS, i * 16, p.lane);
     }
     const float unused[2][4] = {};
     const GramAdjoints g = gram_adjoints(by_token, unused, unused, p);
@@ -224,15 +263,13 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
       for (int h = 0; h < 2; h++) {
         const int kt = 2 * ks + h;
         const uint4_ words = ((const uint4_*)(from + GIVEN_W))[kt * 32 + p.lane];
-        float dk[4] = {}, more[4] = {};
+        float dk[4] = {};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           const B16 wt = {{{words.x[2 * i], words.x[2 * i + 1]}}};
-          product(dk, by_token.du[i], wt), product(more, by_token.c[i], as_columns(dW[i][kt]));
+          product(dk, by_token.du[i], wt), product(dk, by_token.c[i], as_columns(dW[i][kt]));
         }
-        product(dk, g.da, kb[h]), product(more, g.da_t, kb[h]), product(dk, g.dp_t, qb[h]);
-#pragma unroll
-        for (int e = 0; e < 4; e++) dk[e] += more[e];
+        product(dk, g.da, kb[h]), product(dk, g.dp_t, qb[h]);
         put_sum((float*)mine, kt, dk, p);
 #pragma unroll
         for (int i = 0; i < 2; i++) product(dW[i][kt], du_columns[i], kb[h]), product(dW[i][kt], ds_columns[i], qb[h]);
@@ -240,8 +277,8 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     }
     if (chunk >= GIVENS) announce(FREE + buffer, ALL_THREADS);
     await(AMONG_ADJOINTS, NT);
-    const i64 t0 = w.span.begin + chunk * C, row = t0 * w.H + w.head, wide = row * J * V + w.vt * VB, narrow = row * V + w.vt * VB;
-    store_sum(a, 1, shared + AT_ADJOINT_WARPS, ADJOINT_WARP, thread(), t0, w.head, w.vt, valid);
+    const i64 row = at.row, wide = row * J * V + w.vt * VB, narrow = row * V + w.vt * VB;
+    store_sum(a, 1, shared + AT_ADJOINT_WARPS, ADJOINT_WARP, thread(), row, w.vt, valid);
     const ChunkPieces pieces(w.H, thread());
     pieces.rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
     pieces.key_logits.flush(a.dkey_logits + wide, s + STAGE_LK, valid);

@@ -45,11 +45,10 @@ struct State {
   }
 };
 
-// Without a decay: Gram matrices as operands; as accumulators they are masked. `blocks` are the diagonal blocks of A; A of late
-// readers and early writers is `cross`, transposed.
-DEVICE void make_gram_operands(GramOperands& g, Pair& cross, float (&blocks)[4], float (&gram_a)[2][4], float (&gram_p)[2][4], const Operands& x,
-                               const Place& p) {
-#pragma unroll
+// Without a decay: the products k_t · k_s and q_t · k_s. Not unrolled, like other loops here whose body does not differ: the code of
+// a chunk should fit into the instruction cache.
+DEVICE void gram_products(float (&gram_a)[2][4], float (&gram_p)[2][4], const Operands& x, const Place& p) {
+#pragma unroll 1
   for (int ks = 0; ks < KS; ks++) {
     A16 kf = load_rows(x.k, OPERAND_TILE, KEY_ROW, ks * 16, p.lane), qf = load_rows(x.q, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
     B16 kh[2];
@@ -57,6 +56,12 @@ DEVICE void make_gram_operands(GramOperands& g, Pair& cross, float (&blocks)[4],
 #pragma unroll
     for (int h = 0; h < 2; h++) product(gram_a[h], kf, kh[h]), product(gram_p[h], qf, kh[h]);
   }
+}
+// Gram matrices as operands; as accumulators they are masked. `blocks` are the diagonal blocks of A; A of late
+// readers and early writers is `cross`, transposed.
+DEVICE void make_gram_operands(GramOperands& g, Pair& cross, float (&blocks)[4], float (&gram_a)[2][4], float (&gram_p)[2][4], const Operands& x,
+                               const Place& p) {
+  gram_products(gram_a, gram_p, x, p);
   blocks[0] = gram_a[0][0], blocks[1] = gram_a[0][1], blocks[2] = gram_a[1][2], blocks[3] = gram_a[1][3];
   cross = pack(gram_a[1][0], gram_a[1][1]);
   mask(gram_a, 1, p), mask(gram_p, 0, p);

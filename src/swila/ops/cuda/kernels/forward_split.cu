@@ -29,22 +29,48 @@ struct Vector { alignas(4 * JP) float x[JP]; };  // of the mixtures of one outpu
 // Where that of token t and output dim d lies in a tile of them; eight tokens of a few dims fall into different banks.
 DEVICE int vector_at(int t, int d) { return (t * VB + (d ^ (t & 1))) * JP * 4; }
 
-// Of logarithms to base 2, the shares that are still to be multiplied by what is returned: their inverse sum.
-DEVICE float unscaled_softmax(float (&z)[J]) {
-  float most = max_nan(z[0], z[1]), sum;
+DEVICE float largest(const float (&z)[J]) {
+  float most = max_nan(z[0], z[1]);
   if (J == 3) most = max_nan(most, z[J - 1]);
   if (J == 4) most = max_nan(most, max_nan(z[J - 2], z[J - 1]));
+  return most;
+}
+// Of logarithms to base 2, the shares that are still to be multiplied by what is returned: their inverse sum. With statistics, also
+// the entropy of the shares, log Σ_i exp z_i - Σ_j r_j z_j.
+DEVICE float unscaled_softmax(float (&z)[J], float& entropy) {
+  const float most = largest(z);
+  float sum, product = 0.f;
 #pragma unroll
   for (int j = 0; j < J; j++) {
-    z[j] = ex2(z[j] - most);
+    const float x = z[j] - most;
+    z[j] = ex2(x);
     sum = j ? sum + z[j] : z[j];
+    if (STATS) product += z[j] * x;
+  }
+  const float inverse = rcp(sum);
+  if (STATS) entropy = LN2 * (lg2(sum) - product * inverse);
+  return inverse;
+}
+// Of numbers that are not logarithms.
+DEVICE float entropy_of(const float (&x)[J]) {
+  float sum = 0.f;
+#pragma unroll
+  for (int j = 0; j < J; j++) sum -= x[j] * LN2 * lg2(max_nan(x[j], TINY));
+  return sum;
+}
+// Shares p_j 2^(-x_j^2), unscaled as above. The factor is a square, so that it does not underflow before its product with p does.
+DEVICE float unscaled_posterior(float (&p)[J], const float (&x)[J]) {
+  float s[J], sum;
+#pragma unroll
+  for (int j = 0; j < J; j++) s[j] = -0.5f * x[j] * x[j];
+  const float most = largest(s);
+#pragma unroll
+  for (int j = 0; j < J; j++) {
+    const float h = ex2(s[j] - most);
+    p[j] = p[j] * h * h;
+    sum = j ? sum + p[j] : p[j];
   }
   return rcp(sum);
-}
-DEVICE void softmax(float (&z)[J]) {
-  const float inverse = unscaled_softmax(z);
-#pragma unroll
-  for (int j = 0; j < J; j++) z[j] *= inverse;
 }
 DEVICE void load_logits(float (&z)[J], const char* tile, int token, int t, int d) {
 #pragma unroll
@@ -72,7 +98,7 @@ struct OutputDim {
 DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solver, int lane) {
   const OutputDim o(w, solver * 32 + lane);
   const auto [alive, dim, warp, column, at] = o;
-  float r[J], used[J] = {}, spread[J] = {};
+  float r[J], used[J] = {}, spread = 0.f;
 #pragma unroll
   for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
@@ -104,15 +130,12 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
       for (int j = 0; j < J; j++) {
         float z = prior.x[j];
-        if constexpr (KEY_GATE) {
-          z = max_nan(stay * r[j] + z, TINY);
-          if (NORMALIZE) z = lg2(z);
-        }
+        if (KEY_GATE) z = max_nan(stay * r[j] + z, TINY);
         c[j] = rate.x[j] * x[t][j];
-        r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
+        r[j] = !NORMALIZE ? z * ex2(-x[t][j] * x[t][j]) : KEY_GATE ? z : z - x[t][j] * x[t][j];
       }
-      float inverse = 1.f;  // multiplied in last: the next token waits for it
-      if constexpr (NORMALIZE) inverse = unscaled_softmax(r);
+      float inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
+      if constexpr (NORMALIZE) inverse = KEY_GATE ? unscaled_posterior(r, x[t]) : unscaled_softmax(r, entropy);
 #pragma unroll
       for (int j = 0; j < J; j++) {
         if constexpr (STATS || KEY_GATE) {
@@ -120,8 +143,9 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
         } else {
           c[j] *= r[j], c[j] *= inverse;
         }
-        if (STATS && t < valid) used[j] += r[j], spread[j] -= r[j] * LN2 * lg2(max_nan(r[j], TINY));
+        if (STATS && t < valid) used[j] += r[j];
       }
+      if (STATS && t < valid) spread += NORMALIZE && !KEY_GATE ? entropy : entropy_of(r);
 #pragma unroll
       for (int i = 0; i < C; i += 4)
         if (i + 3 > t) {
@@ -146,7 +170,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
     for (int j = 0; j < J; j++) {
       if (KEY_GATE && a.r_out) a.r_out[at + j * V] = r[j];
-      if (STATS) a.stats[at + j * V] = used[j], a.stats[a.N * a.H * J * V + at + j * V] = spread[j];
+      if (STATS) a.stats[at + j * V] = used[j], a.stats[a.N * a.H * J * V + at + j * V] = j ? 0.f : spread;  // of all mixtures
     }
   }
 }
@@ -155,7 +179,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int lane) {
   const OutputDim o(w, mixer * 32 + lane);
   const auto [alive, dim, warp, column, at] = o;
-  float rho[J], used[J] = {}, spread[J] = {};
+  float rho[J], used[J] = {}, spread = 0.f;
 #pragma unroll
   for (int j = 0; j < J; j++) rho[j] = QUERY_GATE && a.rho && alive ? a.rho[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
@@ -170,14 +194,18 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
     await(MIX_USED, WITH_MIXERS);
 #pragma unroll 1
     for (int from = 0; from < C; from += 4) {
-      float z[4][J], g[4];  // all loads before any store: a load does not overtake a store that may alias it
+      float z[4][J], g[4], entropy[4];  // all loads before any store: a load does not overtake a store that may alias it
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         load_logits(z[i], s + STAGE_LQ, BY_TOKEN, from + i, dim);
         g[i] = QUERY_GATE ? to_float(*((const TB*)(s + STAGE_GQ + (from + i) * B_ROW) + dim)) : 1.f;
       }
 #pragma unroll
-      for (int i = 0; i < 4; i++) softmax(z[i]);
+      for (int i = 0; i < 4; i++) {
+        const float inverse = unscaled_softmax(z[i], entropy[i]);
+#pragma unroll
+        for (int j = 0; j < J; j++) z[i][j] *= inverse;
+      }
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         Vector m = {};
@@ -185,8 +213,9 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
         for (int j = 0; j < J; j++) {
           rho[j] = QUERY_GATE ? (1.f - g[i]) * rho[j] + g[i] * z[i][j] : z[i][j];
           m.x[j] = rho[j];
-          if (STATS && from + i < valid) used[j] += rho[j], spread[j] -= rho[j] * LN2 * lg2(max_nan(rho[j], TINY));
+          if (STATS && from + i < valid) used[j] += rho[j];
         }
+        if (STATS && from + i < valid) spread += QUERY_GATE ? entropy_of(rho) : entropy[i];
         if (alive) *(Vector*)(shared + AT_MIX + vector_at(from + i, dim)) = m;
       }
     }
@@ -197,7 +226,7 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
 #pragma unroll
     for (int j = 0; j < J; j++) {
       if (a.rho_out) a.rho_out[at + j * V] = rho[j];
-      if (STATS) a.stats[2 * all + at + j * V] = used[j], a.stats[3 * all + at + j * V] = spread[j];
+      if (STATS) a.stats[2 * all + at + j * V] = used[j], a.stats[3 * all + at + j * V] = j ? 0.f : spread;
     }
   }
 }

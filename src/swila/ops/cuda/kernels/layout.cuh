@@ -10,6 +10,8 @@
 
 template <class A, class B> struct same { static constexpr bool value = false; };
 template <class A> struct same<A, A> { static constexpr bool value = true; };
+template <bool, class A, class B> struct type_if { typedef B type; };
+template <class A, class B> struct type_if<true, A, B> { typedef A type; };
 
 constexpr int C = 16;  // tokens in a chunk
 constexpr int K = K_DIM, V = V_DIM, J = MIXTURES;
@@ -372,18 +374,17 @@ DEVICE void prior_of(float (&x)[JT], float (&y)[JT], const char* logits, int t, 
 }
 // The same for all 16 tokens, into a tile [token, column].
 DEVICE void put_prior(float* tile, const char* logits, const Place& p) {
-  float x[2][DB][JT], y[2][DB][JT];  // all loads before any store: a load does not overtake a store that may alias it
+#pragma unroll 1
+  for (int h = 0; h < 2; h++) {
+    float x[DB][JT], y[DB][JT];  // all loads before any store: a load does not overtake a store that may alias it
 #pragma unroll
-  for (int h = 0; h < 2; h++)
-#pragma unroll
-    for (int b = 0; b < DB; b++) prior_of(x[h][b], y[h][b], logits, p.row + h * 8, b, p);
-#pragma unroll
-  for (int h = 0; h < 2; h++)
+    for (int b = 0; b < DB; b++) prior_of(x[b], y[b], logits, p.row + h * 8, b, p);
 #pragma unroll
     for (int b = 0; b < DB; b++)
 #pragma unroll
       for (int i = 0; i < JT; i++)
-        *(float2_*)&tile[(p.row + h * 8) * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[h][b][i], y[h][b][i]};
+        *(float2_*)&tile[(p.row + h * 8) * U_ROW + (i * DB + b) * 8 + p.quad * 2] = {x[b][i], y[b][i]};
+  }
   sync_warp();
 }
 // The same for a lane's column; `tile` is scratch.
