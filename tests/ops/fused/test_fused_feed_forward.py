@@ -11,7 +11,7 @@ from swila.layers.projection import SwiGLU
 from swila.ops.fused.choice import use_fused
 from swila.ops.fused.feed_forward import feed_forward, mlp_serves, swiglu_mlp
 from swila.ops.fused.modules import is_plain_linear
-from swila.ops.fused.rms_norm import rms_norm_reference
+from swila.ops.fused.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from swila.ops.fused.swiglu import swiglu, swiglu_reference
 
 EPS = 1e-2
@@ -160,6 +160,16 @@ def test_gradients_can_be_asked_for_twice(device):
     out = fused(*given).sum()
     first = torch.autograd.grad(out, given, retain_graph=True)
     assert_close(torch.autograd.grad(out, given), first, rtol=0, atol=0)
+
+
+def test_second_derivatives_are_refused(device):
+    """Their formula would be wrong: the operators have no gradients of their own."""
+    x, weight = drawn(5, 24, device=device).requires_grad_(), drawn(24, device=device, seed=2)
+    for out in (swiglu(x, x), swiglu_mlp(x, *weights(device=device)), fused(x, x, weight, *weights(device=device)),
+                rms_norm(x, weight, EPS), add_rms_norm(x, x, weight, EPS)[1]):  # fmt: skip
+        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            first.sum().backward()
 
 
 class Counted(nn.Linear):

@@ -30,6 +30,11 @@ def use_fused(when: bool | str = "auto") -> Iterator[None]:
         _mode = before
 
 
+def wanted() -> bool:
+    """Return whether fused kernels are used where they can be: outside of ``use_fused(False)``."""
+    return _mode != "never"
+
+
 @cache
 def unusable() -> str | None:
     """Return why there are no fused kernels on this machine, or None."""

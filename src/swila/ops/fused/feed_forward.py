@@ -7,7 +7,8 @@
 Autograd would keep s, n, g, u, silu(g) and h. Kept are s, g and u; n and h, which the gradients of the weights need,
 are computed again, h in the kernel of the gradients of g and u. Gate and up are one product with the concatenated
 weights, and so are their gradients: the input is read once, and the sum of its two gradients is inside the product. The
-concatenation is made again for the backward pass: to keep it would be to keep the gathered weights of FSDP.
+concatenation is made again for the backward pass: to keep it would be to keep the gathered weights of FSDP. Second
+derivatives are not supported.
 """
 
 from __future__ import annotations
@@ -17,11 +18,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
 from swila.ops.fused.rms_norm import norm_serves, rms_norm_reference
 from swila.ops.fused.swiglu import swiglu_reference
+
+_library = torch.library.Library("swila", "FRAGMENT")
+# For the backward pass. Compilers would merge torch.cat with that of the forward pass, and keep its result.
+_library.define("concatenated_again(Tensor a, Tensor b) -> Tensor")
+_library.impl("concatenated_again", lambda a, b: torch.cat([a, b]), "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("swila::concatenated_again", lib=_library)
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(a.shape[0] + b.shape[0], *a.shape[1:])
 
 
 def swiglu_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -114,7 +126,7 @@ def _mlp_gradients(
     dgate = dup = None
     if wanted[1] or wanted[2]:
         dgate, dup = (dboth.mT @ x()).chunk(2)
-    dx = dboth @ torch.cat([gate, up]) if wanted[0] else None
+    dx = dboth @ torch.ops.swila.concatenated_again(gate, up) if wanted[0] else None
     return dx, dgate, dup, ddown
 
 
@@ -126,6 +138,7 @@ class _MLP(torch.autograd.Function):
         return F.linear(h, down)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, both, gate, up, down = ctx.saved_tensors
         dx, *others = _mlp_gradients(
@@ -146,6 +159,7 @@ class _FeedForward(torch.autograd.Function):
         return total + F.linear(h, down)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         total, both, norm, gate, up, down = ctx.saved_tensors
         rows = total.reshape(-1, total.shape[-1])

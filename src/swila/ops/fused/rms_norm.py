@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
@@ -116,6 +117,7 @@ class _RMSNorm(torch.autograd.Function):
         return torch.ops.swila.rms_norm(x, weight, gate, activation, eps, dtype, False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gate = ctx.saved_tensors
         dx, dweight, dgate = torch.ops.swila.rms_norm_backward(x, weight, gate, ctx.activation, ctx.eps, grad, None)
@@ -136,6 +138,7 @@ class _AddRMSNorm(torch.autograd.Function):
         return total, normed
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
         dx, dweight, _ = torch.ops.swila.rms_norm_backward(total, weight, None, "silu", ctx.eps, grad, grad_total)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
@@ -55,6 +56,7 @@ class _SwiGLU(torch.autograd.Function):
         return torch.ops.swila.swiglu(gate, up)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         dgate, dup = torch.ops.swila.swiglu_backward(gate, up, grad).chunk(2, -1)
