@@ -93,6 +93,15 @@ def test_strided_rows_and_gradients(device):
         assert_close(found, expected)
 
 
+def test_a_gate_that_is_part_of_a_product(device):
+    """Its heads are next to each other, its tokens further apart."""
+    product = drawn(2, 3, 100, device=device)
+    x, weight = drawn(2, 3, 4, 16, device=device, seed=1), drawn(16, device=device, seed=2)
+    for gate in (product[..., 30:94].unflatten(-1, (4, 16)), product[..., :96:6].unsqueeze(2).expand(2, 3, 4, 16)):
+        check(lambda x, w, g: rms_norm(x, w, EPS, g), lambda x, w, g: rms_norm_reference(x, w, EPS, g),
+              [x, weight, gate])  # fmt: skip
+
+
 @pytest.mark.parametrize("rows", [3, 4, 13])
 def test_more_rows_than_programs(rows, device, monkeypatch):
     monkeypatch.setattr(module, "PROGRAMS", 2)

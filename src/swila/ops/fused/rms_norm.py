@@ -145,6 +145,19 @@ class _AddRMSNorm(torch.autograd.Function):
         return dx.to(ctx.dtypes[0]), dx.to(ctx.dtypes[1]), dweight, None
 
 
+def _heads_of(gate: Tensor | None, x: Tensor) -> tuple[Tensor, int, int, int]:
+    """Return a gate as ``[tokens, heads, D]`` with its heads and two strides; a dummy without one.
+
+    A gate ``[B, T, H, D]`` that is a part of a wider product has rows at two distances, and need not be copied.
+    """
+    if gate is None:
+        return x, 1, 0, 0
+    heads = gate.shape[-2] if gate.ndim > 2 else 1
+    gate = gate.reshape(-1, heads, gate.shape[-1])
+    gate = gate if gate.stride(2) == 1 else gate.contiguous()
+    return gate, heads, gate.stride(0), gate.stride(1)
+
+
 def rows_of(x: Tensor) -> Tensor:
     """Return ``[..., D]`` as ``[rows, D]`` whose last dimension is contiguous: a view where there is one."""
     flat = x.reshape(-1, x.shape[-1])
@@ -181,12 +194,13 @@ def _launch_forward(
     from swila.ops.fused.rms_norm_kernels import rms_norm_forward_kernel
 
     x = rows_of(x)
-    y, gate = x if y is None else rows_of(y), None if gate is None else rows_of(gate)
+    y = x if y is None else rows_of(y)
+    gates, *where = _heads_of(gate, x)
     (rows, dim), (count, block, warps) = x.shape, _tile(x.shape[1], 4096)
     with torch.cuda.device_of(x):
         rms_norm_forward_kernel[(-(-rows // count),)](
-            x, y, weight.contiguous(), x if gate is None else gate, out if total is None else total, out,
-            rows, dim, eps, x.stride(0), y.stride(0), 0 if gate is None else gate.stride(0),
+            x, y, weight.contiguous(), gates, out if total is None else total, out,
+            rows, dim, eps, x.stride(0), y.stride(0), *where,
             ADD=total is not None, GATE="" if gate is None else activation,
             ROWS=count, BLOCK=block, num_warps=warps,
         )  # fmt: skip
@@ -208,16 +222,16 @@ def _rms_norm_backward(
     from swila.ops.fused.rms_norm_kernels import rms_norm_backward_kernel
 
     x, grad = rows_of(x), rows_of(grad)
-    gate, grad_x = (None if t is None else rows_of(t) for t in (gate, grad_x))
+    grad_x = None if grad_x is None else rows_of(grad_x)
+    gates, *where = _heads_of(gate, x)
     (rows, dim), (count, block, warps) = x.shape, _tile(x.shape[1], 2048)
     programs = min(PROGRAMS, -(-rows // count))
     parts = x.new_empty(programs, dim, dtype=torch.float32)
     with torch.cuda.device_of(x):
         rms_norm_backward_kernel[(programs,)](
-            x, weight.contiguous(), x if gate is None else gate, grad, grad if grad_x is None else grad_x, dx,
+            x, weight.contiguous(), gates, grad, grad if grad_x is None else grad_x, dx,
             dx if gate is None else dgate, parts,
-            rows, dim, eps, x.stride(0), 0 if gate is None else gate.stride(0), grad.stride(0),
-            0 if grad_x is None else grad_x.stride(0),
+            rows, dim, eps, x.stride(0), *where, grad.stride(0), 0 if grad_x is None else grad_x.stride(0),
             ADD=grad_x is not None, GATE="" if gate is None else activation,
             ROWS=count, BLOCK=block, num_warps=warps,
         )  # fmt: skip

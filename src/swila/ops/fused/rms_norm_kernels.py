@@ -19,7 +19,9 @@ def rms_norm_forward_kernel(
     eps,
     x_stride,
     y_stride,
-    gate_stride,
+    heads,
+    token_stride,
+    head_stride,
     ADD: tl.constexpr,
     GATE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -29,7 +31,7 @@ def rms_norm_forward_kernel(
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (col < dim)
-    row = row.to(tl.int64)
+    token, head, row = (row // heads).to(tl.int64), row % heads, row.to(tl.int64)
     x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(y_ptr + row * y_stride + col, mask=inside, other=0.0).to(tl.float32)
@@ -39,7 +41,8 @@ def rms_norm_forward_kernel(
     weight = tl.load(weight_ptr + col, mask=col < dim, other=0.0).to(tl.float32)
     out = x * tl.rsqrt(tl.sum(x * x, axis=1) / dim + eps)[:, None] * weight
     if GATE != "":
-        gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0).to(tl.float32)
+        where = token * token_stride + head * head_stride
+        gate = tl.load(gate_ptr + where + col, mask=inside, other=0.0).to(tl.float32)
         out *= tl.sigmoid(gate)
         if GATE == "silu":
             out *= gate
@@ -60,7 +63,9 @@ def rms_norm_backward_kernel(
     dim,
     eps,
     x_stride,
-    gate_stride,
+    heads,
+    token_stride,
+    head_stride,
     grad_stride,
     grad_x_stride,
     ADD: tl.constexpr,
@@ -78,12 +83,13 @@ def rms_norm_backward_kernel(
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = (tile * ROWS + tl.arange(0, ROWS))[:, None]
         inside = (row < rows) & (col < dim)
-        row = row.to(tl.int64)
+        token, head, row = (row // heads).to(tl.int64), row % heads, row.to(tl.int64)
         x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + row * grad_stride + col, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, axis=1) / dim + eps)[:, None]
         if GATE != "":
-            gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0).to(tl.float32)
+            where = token * token_stride + head * head_stride
+            gate = tl.load(gate_ptr + where + col, mask=inside, other=0.0).to(tl.float32)
             s = tl.sigmoid(gate)
             slope = s * (1 - s)
             if GATE == "silu":
