@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -104,3 +107,24 @@ def test_what_a_feed_forward_layer_keeps():
         assert out.shape == x.shape
     assert sizes[True] == 4 * 6 * (128 + 2 * 64)
     assert sizes[False] >= 4 * 6 * (2 * 128 + 4 * 64)
+
+
+def test_sharded_weights(tmp_path):
+    """FSDP gathers them before a block runs, frees them after it, and gathers them again for its backward pass."""
+    torch.set_default_device(None)
+    model, ids = tiny("transformer", num_hidden_layers=2).train(), tokens(2, 7)
+    loss, expected = results(model, ids, True)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for block in model.model.layers:
+            fully_shard(block, mesh=mesh, reshard_after_forward=True)
+        fully_shard(model, mesh=mesh)
+        with use_fused(True):
+            sharded = model(ids, labels=ids).loss
+            sharded.backward()
+        assert_close(sharded.detach(), loss, **tolerance())
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            assert_close(parameter.grad.to_local(), gradient, **tolerance())
+    finally:
+        dist.destroy_process_group()
