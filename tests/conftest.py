@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+
+# Triton reads it when it is imported, which the conftest.py of a folder may do before pytest_configure; workers inherit
+if not re.search("--device[= ]cuda", " ".join(sys.argv)) and "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from swila.ops import backends
 from swila.ops.backends import all_backends, get_backend, why_not
@@ -23,8 +29,6 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "unpoisoned: leave torch.empty alone (tracers look at it)")
     torch.manual_seed(0)
-    if config.getoption("--device") == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # read when a module with Triton kernels is imported
     if hasattr(config, "workerinput"):  # the workers share the cores
         torch.set_num_threads(1)
 

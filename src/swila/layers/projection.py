@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from swila.ops.fused.feed_forward import mlp_serves, swiglu_mlp
+from swila.ops.fused.modules import is_plain_linear
+from swila.ops.fused.swiglu import swiglu
 
 
 class SwiGLU(nn.Module):
@@ -19,7 +22,16 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., in_features]`` to ``[..., out_features]``."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        weights = self.plain_weights()
+        if weights is not None and mlp_serves(x, *weights):
+            return swiglu_mlp(x, *weights)
+        return self.down(swiglu(self.gate(x), self.up(x)))
+
+    def plain_weights(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the weights of gate, up and down; None if one of them must be called as a module."""
+        if not (is_plain_linear(self.gate) and is_plain_linear(self.up) and is_plain_linear(self.down)):
+            return None
+        return self.gate.weight, self.up.weight, self.down.weight
 
 
 def make_projection(name: str, kind: str, in_features: int, out_features: int, bias: bool = False) -> nn.Module:

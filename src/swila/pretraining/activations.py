@@ -4,7 +4,8 @@ A compiled block keeps what the partitioner of ``torch.compile`` decides: :func:
 same partitioner divide the graph into forward and backward, and reads the sizes of the tensors that pass between them.
 Without compilation they are the tensors that autograd saves. Nothing is computed and no weights are allocated.
 
-The tensors that the operation keeps are those of its CUDA kernels. Softmax attention keeps q, k, v, the output and the
+The tensors that the operation keeps are those of its CUDA kernels, and norms and feed-forward layers keep those of the
+fused kernels, unless ``use_fused(False)`` says otherwise. Softmax attention keeps q, k, v, the output and the
 logarithm of the normaliser, on a CPU as on a GPU. Kernels of flash-linear-attention are replaced by ours, which keep
 about as much.
 """
@@ -25,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from swila.layers.attention import ForgettingAttention
 from swila.ops.backends import register_backend, unregister_backend
 from swila.ops.cuda.backend import BACKEND, unsupported
+from swila.ops.fused.choice import use_fused, wanted
 from swila.training.compilation import compiling
 
 if TYPE_CHECKING:
@@ -127,11 +129,12 @@ class _FusedNorm(torch.autograd.Function):
 
 @contextmanager
 def _kernels_of_a_gpu() -> Iterator[None]:
-    """Within this context, traced calls of the operation are served by the CUDA kernels where there is one for them."""
+    """Within this context, traced calls are served by the CUDA kernels and the fused kernels where there are some."""
     name = "traced-as-cuda"
     register_backend(replace(BACKEND, name=name, unusable=lambda: None, refuses=unsupported))
     try:
-        yield
+        with use_fused(wanted()):
+            yield
     finally:
         unregister_backend(name)
 

@@ -23,6 +23,7 @@ from swila.layers.projection import SwiGLU
 from swila.layers.short_conv import ShortConvolution
 from swila.models.language.configuration import SwiLAConfig
 from swila.models.language.cross_entropy import IGNORE, chunked_cross_entropy, linear_cross_entropy
+from swila.models.language.feed_forward import add_feed_forward, normalize
 from swila.models.language.model_card import write_model_card
 from swila.ops.validation import INTEGER
 
@@ -60,16 +61,14 @@ class SwiLABlock(GradientCheckpointingLayer):
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Map ``[B, T, hidden_size]`` to the same shape; a given cache is updated."""
-        normed = self.mixer_norm(hidden_states)
+        normed = normalize(self.mixer_norm, hidden_states)
         mixed, _, _ = self.mixer(normed, attention_mask, past_key_values, cu_seqlens=cu_seqlens)
-        return self._feed_forward(hidden_states + mixed)
+        return add_feed_forward(self.mlp_norm, self.mlp, hidden_states, mixed)
 
     def step(self, hidden_states: Tensor, state: LayerState, alive: Tensor) -> Tensor:
         """Run one decode step, updating the state in place; see :meth:`swila.layers.SequenceMixer.step`."""
-        return self._feed_forward(hidden_states + self.mixer.step(self.mixer_norm(hidden_states), state, alive))
-
-    def _feed_forward(self, hidden_states: Tensor) -> Tensor:
-        return hidden_states + self.mlp(self.mlp_norm(hidden_states))
+        mixed = self.mixer.step(normalize(self.mixer_norm, hidden_states), state, alive)
+        return add_feed_forward(self.mlp_norm, self.mlp, hidden_states, mixed)
 
 
 class SwiLAPreTrainedModel(PreTrainedModel):
@@ -230,7 +229,7 @@ class SwiLAModel(SwiLAPreTrainedModel):
             if output_hidden_states:
                 kept.append(x if as_it_is else packed.restore(x))
             x = layer(x, attention_mask=mask, past_key_values=past_key_values, cu_seqlens=bounds)
-        x = self.norm(x)
+        x = normalize(self.norm, x)
         x = x if as_it_is else packed.restore(x)
         if past_key_values is not None:
             past_key_values.set_seq_length(seen + T)
@@ -268,7 +267,7 @@ class SwiLAModel(SwiLAPreTrainedModel):
         x = self.embed_tokens(tokens).where(alive.unsqueeze(1), 0).unsqueeze(1)  # finished rows must not introduce NaN
         for layer, state in zip(self.layers, states, strict=True):
             x = step(layer, x, state, alive)
-        return self.norm(x).squeeze(1)
+        return normalize(self.norm, x).squeeze(1)
 
     def decoding_states(self, cache: Cache, capacity: int) -> list[LayerState]:
         """Return states for :meth:`step` from a cache, with room for ``capacity`` tokens in attention layers."""
