@@ -83,7 +83,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       add_written_by_key(U, S, cross, x.decay, c_columns, p);
     } else {
       float blocks[4];
-      make_gram_operands(grams, cross[0], blocks, gram_a, gram_p, x, p);  // first, while registers are free
+      gram_products(gram_a, gram_p, x, p);  // first, while registers are free
+      make_gram_operands(grams, cross[0], blocks, gram_a, gram_p, p);
       put_gram_blocks(a_tile, blocks, p);
       walk_back(state, U, S, x, c_columns, p);
       add_written(U, S, grams, c_tile, p);

@@ -121,8 +121,8 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     float U[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {}, blocks[4];
     Pair cross;
     GramOperands grams;
-    make_gram_operands(grams, cross, blocks, gram_a, gram_p, x, p);
-    walk_back(state, U, S, x, c, p);
+    walk_back<true>(state, U, S, x, c, p, gram_a, gram_p);
+    make_gram_operands(grams, cross, blocks, gram_a, gram_p, p);
 #pragma unroll
     for (int nt = 0; nt < 4; nt++) product(U[nt], grams.A, half_of(c[nt / 2], nt % 2)), product(S[nt], grams.P, half_of(c[nt / 2], nt % 2));
 

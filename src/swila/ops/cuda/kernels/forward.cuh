@@ -49,12 +49,11 @@ struct Fetch {
         gates(H * V * sizeof(TB), 0), decays(decay_pieces(H)) {}
   // `unit` is the number of the chunk and head, where decays were prepared.
   DEVICE void operator()(const Arguments& a, char* s, i64 t0, i64 stop, i64 head, int vt, i64 unit = 0) const {
-    parted(a, s, s + STAGE_EARLY, t0, stop, head, vt, unit);
+    parted(a, s, s + STAGE_EARLY, t0 * a.H + head, t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C, vt, unit);
   }
-  // The same with the tiles after STAGE_EARLY at an address of their own.
-  DEVICE void parted(const Arguments& a, char* s, char* early, i64 t0, i64 stop, i64 head, int vt, i64 unit = 0) const {
-    const int valid = t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C;
-    const i64 row = t0 * a.H + head, wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
+  // The same with the tiles after STAGE_EARLY at an address of their own; `row` is the number of the first token and head.
+  DEVICE void parted(const Arguments& a, char* s, char* early, i64 row, int valid, int vt, i64 unit = 0) const {
+    const i64 wide = row * J * V + vt * VB, narrow = row * V + vt * VB;
     if constexpr (BY_KEY) {
       fetch_prepared(s + STAGE_READY, a.prepared, unit, valid > 0);
     } else {

@@ -239,8 +239,12 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
   auto early = [&](int chunk) { return shared + AT_EARLY + (chunk & 1) * EARLY_BYTES - STAGE_EARLY; };
   auto grams = [&](int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; };
   const Fetch pieces(H);
+  i64 row = start * H + w.head;  // of the chunk that is fetched next
+  const int tail = (int)(stop - start - (i64)(w.chunks - 1) * C);
   auto fetch = [&](int chunk) {
-    pieces.parted(a, stage(chunk), early(chunk) + STAGE_EARLY, start + (i64)chunk * C, stop, w.head, w.vt);
+    const int valid = chunk >= w.chunks ? 0 : chunk == w.chunks - 1 ? tail : C;
+    pieces.parted(a, stage(chunk), early(chunk) + STAGE_EARLY, row, valid, w.vt);
+    row += C * H;
   };
   float W[2][KT][4];
   clear_state(W);
