@@ -146,6 +146,15 @@ def test_repeats_bit_for_bit(device):
         assert torch.equal(value, second[name])
 
 
+def test_is_differentiable_once(device):
+    call, options = make(device, head_dim=8)
+    with use_fused(True):
+        y = short_conv(call["rows"][..., 3:-6], call["weight"], **options)
+    (first,) = torch.autograd.grad(y.square().sum(), call["weight"], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"differentiable once; .* use use_fused\(False\)"):
+        first.sum().backward()
+
+
 def test_vectors_of_unit_length():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     assert_close(l2_norm(x, 0.0)[0], torch.tensor([0.6, 0.8]))

@@ -43,10 +43,18 @@ def unusable() -> str | None:
 
 
 def serves(*tensors: Tensor | None) -> bool:
-    """Return whether the kernels serve a call with these tensors: on a GPU, in float32 or half precision."""
+    """Return whether the kernels serve a call with these tensors: on a GPU, in float32 or half precision, not DTensors."""
     if _mode == "never":
         return False
     given = [t for t in tensors if t is not None]
-    if any(t.dtype not in DTYPES for t in given if t.is_floating_point()):
+    if any(hasattr(t, "placements") or (t.is_floating_point() and t.dtype not in DTYPES) for t in given):
         return False
-    return _mode == "always" or (all(t.is_cuda for t in given) and unusable() is None)
+    return _mode == "always" or (all(t.is_cuda for t in given) and _usable())
+
+
+def _usable() -> bool:
+    return unusable() is None
+
+
+# What torch.compiler.assume_constant_result sets: the compiler must not trace the search for Triton.
+_usable._dynamo_marked_constant = True  # type: ignore[attr-defined]

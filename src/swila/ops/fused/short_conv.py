@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
+from swila.ops.fused.gradients import call_gradients, once_differentiable
 from swila.ops.fused.sequences import sequences
 
 EPS = 1e-6
@@ -112,7 +113,9 @@ class _ShortConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, weight, bias, state, cu_seqlens = ctx.saved_tensors
-        dx, dweight, *rest = _backward_op(grad, x, weight, bias, state, cu_seqlens, ctx.silu, ctx.head_dim)
+        dx, dweight, *rest = call_gradients(
+            _backward_op, grad, x, weight, bias, state, cu_seqlens, ctx.silu, ctx.head_dim
+        )
         dbias = None if bias is None else rest[0]
         dstate = None if state is None else rest[-1]
         return dx, dweight, dbias, dstate, None, None, None
@@ -219,3 +222,10 @@ def _forward_fake(x, weight, bias, state, cu_seqlens, silu, head_dim) -> Tensor:
 @torch.library.register_fake("swila::short_conv_backward", lib=_library)
 def _backward_fake(grad, x, weight, bias, state, cu_seqlens, silu, head_dim) -> list[Tensor]:
     return [t.new_empty(t.shape) for t in (x, weight, bias, state) if t is not None]
+
+
+once_differentiable(
+    _library,
+    "swila::short_conv_backward",
+    "the fused short convolution is differentiable once; for gradients of gradients use use_fused(False)",
+)
