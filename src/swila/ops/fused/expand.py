@@ -51,9 +51,10 @@ def _expand(low: Tensor, up: Tensor, sigmoid: bool) -> Tensor:
     BN = max(16, min(128, 1 << (N - 1).bit_length()))
     BR = max(16, 1 << (R - 1).bit_length())
     grid = -(-M // BM), -(-N // BN)
-    expand_kernel[grid](
-        rows, rows.stride(0), up, full, M, N, R, SIGMOID=sigmoid, BM=BM, BN=BN, BR=BR, num_warps=8 if BM >= 64 else 4
-    )
+    with torch.cuda.device_of(low):
+        expand_kernel[grid](
+            rows, rows.stride(0), up, full, M, N, R, SIGMOID=sigmoid, BM=BM, BN=BN, BR=BR, num_warps=8 if BM > 64 else 4
+        )
     return full
 
 

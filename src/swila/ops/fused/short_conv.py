@@ -164,10 +164,11 @@ def _forward(x, weight, bias, state, cu_seqlens, silu, head_dim) -> Tensor:
 
     call, weight = _Launch(x, weight, state, cu_seqlens, head_dim), weight.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    forward_kernel[call.grid](
-        call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state, y,
-        **call.shared, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        forward_kernel[call.grid](
+            call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state,
+            y, **call.shared, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
+        )  # fmt: skip
     return y
 
 
@@ -181,13 +182,14 @@ def _backward(grad, x, weight, bias, state, cu_seqlens, silu, head_dim) -> list[
     # the gradient before the activation: every token reads it at the W tokens that it reaches
     da = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
     parts = torch.empty((call.grid[0], W + 1, S * C), dtype=torch.float32, device=x.device)
-    activation_backward_kernel[call.grid](
-        call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state,
-        grad, grad.stride(0), da, parts,
-        **call.shared, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
-    )  # fmt: skip
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    convolution_backward_kernel[call.grid](da, weight, dx, **call.shared)
+    with torch.cuda.device_of(x):
+        activation_backward_kernel[call.grid](
+            call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state,
+            grad, grad.stride(0), da, parts,
+            **call.shared, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
+        )  # fmt: skip
+        convolution_backward_kernel[call.grid](da, weight, dx, **call.shared)
     sums = parts.sum(0).unflatten(-1, (S, C)).sum(1)  # [W + 1, C]
     found = [dx, sums[:W].T.to(weight.dtype).contiguous()]
     if bias is not None:

@@ -1,0 +1,21 @@
+"""Which modules a fused piece may replace: those that do no more than their class says."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a module is exactly of a class, with no hook on a call or its gradient.
+
+    Modules that are wrapped (adapters, quantisation, parametrisations) are of another class, or have hooks. They must be
+    called as modules.
+    """
+    return type(module) is kind and not (
+        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    )
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Return whether a module is ``x Wᵀ`` and nothing else."""
+    return is_plain(module, nn.Linear) and module.bias is None
