@@ -37,9 +37,12 @@ def joined(monkeypatch):
     """Counts the products that serve several projections, and how many each serves."""
     counts = []
     apply = joint._JointLinear.apply
-    monkeypatch.setattr(
-        joint._JointLinear, "apply", lambda x, spare, count, *rest: counts.append(count) or apply(x, spare, count, *rest)
-    )
+
+    def counted(x, spare, count, *rest):
+        counts.append(count)
+        return apply(x, spare, count, *rest)
+
+    monkeypatch.setattr(joint._JointLinear, "apply", counted)
     return counts
 
 
@@ -64,7 +67,8 @@ def test_same_with_packed_sequences_and_states(name):
             first, _, cache = layer(x[:, :5], use_cache=True)
             second, _, cache = layer(x[:, 5:], past_key_values=cache)
         loss = first.square().sum() + second.square().sum() + sum(t.square().sum() for t in cache[0]["conv_state"])
-        found.append({"y": second} | dict(zip("ab", torch.autograd.grad(loss, list(layer.parameters())[:2]), strict=True)))
+        grads = torch.autograd.grad(loss, [layer.q_proj.weight, layer.v_proj.weight])
+        found.append({"y": second} | dict(zip("qv", grads, strict=True)))
     compare(*found)
 
 
@@ -201,7 +205,7 @@ def hook(layer, which):
     return calls
 
 
-@pytest.mark.parametrize("which", ["v_proj", "b_proj", "b_proj.0", "b_proj.1", "key_router.1", "key_gate", "decay.proj"])
+@pytest.mark.parametrize("which", ["v_proj", "b_proj", "b_proj.0", "key_router.1", "key_gate", "decay.proj"])
 def test_modules_with_hooks_are_called(which):
     layer, x = build("swila-low-rank").float(), tokens(2, 9).float()
     before = evaluate(layer, x, True)["y"]
@@ -265,9 +269,30 @@ def test_low_rank_results_without_a_low_rank_operation():
     torch.manual_seed(0)
     layer, x = build("swila-low-rank"), tokens(2, 9)
     expected = evaluate(layer, x, False)
-    with layer.changed(lambda operands: dict(operands)):
+    seen = []
+    with layer.changed(lambda operands: seen.append(set(operands)) or operands):
         found = evaluate(layer, x, False)
+    assert {"beta", "key_logits", "query_logits"} <= seen[0]
     compare(found, expected, 1e-10)
+
+
+def test_noise_on_low_rank_logits():
+    """In training alone; the layer then takes the other path."""
+    torch.manual_seed(0)
+    layer, x = build("swila-low-rank", router_noise=True).float(), tokens(2, 9).float()
+    with use_fused(True):
+        assert not torch.equal(layer(x)[0], layer(x)[0])
+        layer(x)[0].square().sum().backward()
+        assert layer.query_noise.weight.grad.abs().sum() > 0
+        layer.eval()
+        assert torch.equal(layer(x)[0], layer(x)[0])
+
+
+def test_a_cache_of_attention_does_not_keep_the_whole_product():
+    layer, x = build("fox").float(), tokens(2, 9).float()
+    with use_fused(True):
+        cache = layer(x, use_cache=True)[2]
+    assert all(t.untyped_storage().nbytes() <= t.nbytes for t in cache[0]["attn_state"])
 
 
 def test_projections_one_by_one():

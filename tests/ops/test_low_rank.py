@@ -163,7 +163,7 @@ def test_second_derivatives_need_the_reference():
         return torch.autograd.grad(first.square().sum(), rows)[0]
 
     assert second("reference").abs().sum() > 0
-    with pytest.raises(RuntimeError, match="differentiable once; .* backend='reference'"):
+    with pytest.raises(RuntimeError, match=r"differentiable once; .* backend='reference'"):
         second("blocked")
 
 

@@ -21,8 +21,8 @@ class Projections:
     """The projections ``W_i x`` of one input, each computed where it is first read, or all in one product at once.
 
     With gradients, one product saves most in the backward: one product for ``dx``, instead of one per projection and
-    their sum. A projection takes part if it is a plain ``Linear``, or a low-rank one (a ``Sequential`` of two) whose first
-    matrix is; any other module (with hooks, an adapter, a quantised or sharded weight) is called as it is.
+    their sum. A projection takes part if it is a plain ``Linear``, or a low-rank one (a ``Sequential`` of two) whose
+    first matrix is; any other module (with hooks, an adapter, a quantised or sharded weight) is called as it is.
 
     Args:
         x: Input ``[B, T, hidden_size]``.
@@ -126,7 +126,7 @@ class _JointLinear(torch.autograd.Function):
     """Keeps the input and the weights as they are; the backward concatenates them again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, spare: int, count: int, *parameters: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, spare: int, count: int, *parameters: Any) -> Tensor:
         weights, biases = parameters[:count], parameters[count:]
         ctx.save_for_backward(x, *weights)
         ctx.spare, ctx.biases = spare, [None if b is None else b.dtype for b in biases]
@@ -134,10 +134,10 @@ class _JointLinear(torch.autograd.Function):
         if any(b is not None for b in biases):
             parts = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
             bias = torch.cat([*parts, x.new_zeros(spare, dtype=parts[0].dtype)]).to(x.dtype)
-        return F.linear(x, _concatenated(weights, spare, x.dtype), bias)  # type: ignore[arg-type]
+        return F.linear(x, _concatenated(weights, spare, x.dtype), bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         wanted, count = ctx.needs_input_grad, len(weights)
         sizes = [*(len(w) for w in weights), ctx.spare]
@@ -149,8 +149,9 @@ class _JointLinear(torch.autograd.Function):
             dweights = (rows.T @ x.reshape(-1, x.shape[-1])).split(sizes)
         if any(wanted[3 + count :]):
             dbiases = rows.sum(0).split(sizes)
-        return (
-            dx, None, None,
-            *(dweights[i].to(w.dtype) if dweights is not None and wanted[3 + i] else None for i, w in enumerate(weights)),
-            *(dbiases[i].to(d) if dbiases is not None and d is not None else None for i, d in enumerate(ctx.biases)),
-        )  # fmt: skip
+        found: list[Tensor | None] = [dx, None, None]
+        for i, weight in enumerate(weights):
+            found.append(dweights[i].to(weight.dtype) if dweights is not None and wanted[3 + i] else None)
+        for i, dtype in enumerate(ctx.biases):
+            found.append(dbiases[i].to(dtype) if dbiases is not None and dtype is not None else None)
+        return tuple(found)

@@ -66,7 +66,8 @@ class ShortConvolution(nn.Module):
 
     def _last(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
         """Return the last ``W - 1`` inputs of every sequence, as far as they reach with those of the state."""
-        (B, T, C), reach = x.shape, self.width - 1
+        B, _, C = x.shape
+        reach = self.width - 1
         rows = B if cu_seqlens is None else len(cu_seqlens) - 1
         before = x.new_zeros(rows, reach, C) if state is None else state.to(x.dtype)
         if cu_seqlens is None:

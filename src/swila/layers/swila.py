@@ -237,7 +237,12 @@ class SwiLA(RecurrentMixer):
         return run_recurrence(operands, state, context, stats, **options)
 
     def _run_low_rank(
-        self, operands: dict[str, Tensor], factors: tuple[Factors, Factors], state: Any, context: CallContext, stats: bool
+        self,
+        operands: dict[str, Tensor],
+        factors: tuple[Factors, Factors],
+        state: Any,
+        context: CallContext,
+        stats: bool,
     ) -> SwitchingOutput:
         low, up = factors
         return switching_delta_rule_low_rank(

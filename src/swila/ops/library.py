@@ -121,6 +121,7 @@ def _names(state: bool, r: bool, rho: bool, stats: bool) -> tuple[str, ...]:
 
 
 def as_results(x: Inputs, options: Options, tensors: Sequence[Tensor]) -> Results:
+    """Return results of the names of :func:`present`, which come first; the tensors that are kept follow."""
     return Results(**dict(zip(present(x, options), tensors, strict=False)))
 
 

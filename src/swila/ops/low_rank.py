@@ -1,11 +1,11 @@
 """The operation on low-rank learning rates and logits, which are never kept in full.
 
-``β = sigmoid(b B_βᵀ)`` and the logits ``k B_kᵀ`` and ``q B_qᵀ`` are ``[B, T, H, J, V]``, by far the largest inputs of the
-operation, and follow from activations ``b, k, q [B, T, R]`` of a small rank R. The operators here expand them, run a
+``β = sigmoid(b B_βᵀ)`` and the logits ``k B_kᵀ`` and ``q B_qᵀ`` are ``[B, T, H, J, V]``, by far the largest inputs of
+the operation, and follow from activations ``b, k, q [B, T, R]`` of a small rank R. The operators expand them, run a
 backend, and keep the activations alone; the backward expands them again.
 
-``swila::switching_delta_rule_low_rank`` returns what ``swila::switching_delta_rule`` returns, the results of the call and
-what the backend keeps. One ``autograd.Function`` around the operators serves eager mode and ``torch.compile``.
+``swila::switching_delta_rule_low_rank`` returns what ``swila::switching_delta_rule`` returns: the results of the call
+and what the backend keeps. One ``autograd.Function`` around the operators serves eager mode and ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class _Tensors(NamedTuple):
     @property
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The pairs of activations and matrix, in the order of :data:`EXPANDED`."""
-        return list(zip(self[3:6], self[6:9], strict=True))  # type: ignore[arg-type]
+        return list(zip(self[3:6], self[6:9], strict=True))
 
     def with_full(self, full: Sequence[Tensor]) -> Inputs:
         """Return the inputs of the operation, with ``beta`` and the logits as given, ``[B, T, H J V]``."""
         H, V = self.v.shape[2:]
-        return Inputs(self.q, self.k, self.v, *(t.unflatten(-1, (H, -1, V)) for t in full), *self[9:])  # type: ignore[arg-type]
+        return Inputs.of([self.q, self.k, self.v, *(t.unflatten(-1, (H, -1, V)) for t in full), *self[9:]])
 
     def expanded(self) -> Inputs:
         """Return the inputs of the operation."""

@@ -19,8 +19,8 @@ def use_fused(when: bool | str = "auto") -> Iterator[None]:
     """Within this context, choose whether fused kernels are used.
 
     Args:
-        when: ``"auto"`` (default: on NVIDIA GPUs with Triton), ``False`` (never: plain torch), or ``True`` (always, also
-            on a CPU, where kernels run in Triton's interpreter if the environment has ``TRITON_INTERPRET=1``).
+        when: ``"auto"`` (default: on NVIDIA GPUs with Triton), ``False`` (never: plain torch), or ``True`` (always,
+            also on a CPU, where kernels run in Triton's interpreter if the environment has ``TRITON_INTERPRET=1``).
     """
     global _mode
     before, _mode = _mode, {True: "always", False: "never", "auto": "auto"}[when]
@@ -28,6 +28,11 @@ def use_fused(when: bool | str = "auto") -> Iterator[None]:
         yield
     finally:
         _mode = before
+
+
+def wanted() -> bool:
+    """Return whether fused kernels are used where they can be: outside of ``use_fused(False)``."""
+    return _mode != "never"
 
 
 @cache
@@ -43,7 +48,7 @@ def unusable() -> str | None:
 
 
 def serves(*tensors: Tensor | None) -> bool:
-    """Return whether the kernels serve a call with these tensors: on a GPU, in float32 or half precision, not DTensors."""
+    """Return whether the kernels serve a call with these tensors: on a GPU, float32 or half precision, no DTensors."""
     if _mode == "never":
         return False
     given = [t for t in tensors if t is not None]

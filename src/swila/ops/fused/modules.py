@@ -8,9 +8,11 @@ from torch import nn
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Return whether a module is exactly of a class, with no hook on a call or its gradient.
 
-    Modules that are wrapped (adapters, quantisation, parametrisations) are of another class, or have hooks. They must be
-    called as modules.
+    Modules that are wrapped (adapters, quantisation, parametrisations, offloaded weights) are of another class, have
+    hooks, or have a ``forward`` of their own. They must be called as modules.
     """
+    if "forward" in module.__dict__:
+        return False
     return type(module) is kind and not (
         module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
     )

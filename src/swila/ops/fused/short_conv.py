@@ -39,7 +39,7 @@ def short_conv(
         a_t = Σ_i w_i x_{t-W+1+i} + b        s_t = a_t sigmoid(a_t)        y_t = s_t / sqrt(Σ_head s_t² + 1e-6)
 
     Args:
-        x: Input ``[B, T, S C]`` (packed: ``[1, T, S C]``), S streams through the same filters; its rows may be far apart.
+        x: Input ``[B, T, S C]`` (packed: ``[1, T, S C]``), S streams through the same filters; rows may be far apart.
         weight: Filters ``[C, W]``.
         bias: Bias ``[C]``, or None.
         state: Inputs before the first token of each sequence, ``[N, W - 1, S C]``, or None for zeros.

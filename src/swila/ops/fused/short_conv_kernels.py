@@ -70,6 +70,7 @@ def forward_kernel(
     EPS: tl.constexpr, W: tl.constexpr, SILU: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     STATE: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """Write a block of the result."""
     t = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     lane = tl.arange(0, BC)
     c = tl.program_id(1) * WIDTH + lane
