@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
+from swila.ops.fused.concatenate import concatenate, concatenate_again
 from swila.ops.fused.expand import expand
 from swila.ops.fused.modules import is_plain, is_plain_linear
 
@@ -117,11 +118,6 @@ def _joinable(x: Tensor, modules: Sequence[nn.Linear]) -> bool:
     return torch.is_autocast_enabled(x.device.type) or x.dtype == dtype
 
 
-def _concatenated(weights: Sequence[Tensor], spare: int, dtype: torch.dtype) -> Tensor:
-    rows = [*weights, weights[0].new_zeros(spare, weights[0].shape[1])] if spare else weights
-    return torch.cat(list(rows)).to(dtype)
-
-
 class _JointLinear(torch.autograd.Function):
     """Keeps the input and the weights as they are; the backward concatenates them again."""
 
@@ -134,7 +130,7 @@ class _JointLinear(torch.autograd.Function):
         if any(b is not None for b in biases):
             parts = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
             bias = torch.cat([*parts, x.new_zeros(spare, dtype=parts[0].dtype)]).to(x.dtype)
-        return F.linear(x, _concatenated(weights, spare, x.dtype), bias)
+        return F.linear(x, concatenate(weights, spare, x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -144,7 +140,7 @@ class _JointLinear(torch.autograd.Function):
         rows = grad.reshape(-1, grad.shape[-1])
         dx = dweights = dbiases = None
         if wanted[0]:
-            dx = (rows @ _concatenated(weights, ctx.spare, x.dtype)).view(x.shape)
+            dx = (rows @ concatenate_again(weights, ctx.spare, x.dtype)).view(x.shape)
         if any(wanted[3 : 3 + count]):
             dweights = (rows.T @ x.reshape(-1, x.shape[-1])).split(sizes)
         if any(wanted[3 + count :]):

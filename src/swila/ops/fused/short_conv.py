@@ -155,7 +155,8 @@ class _Launch:
             "BT": block,
         }
         self.channels = {"channels": channels, "filters": weight.shape[0], "WIDTH": width, "BC": padded}
-        self.shared = self.where | self.channels | {"W": weight.shape[1], "num_warps": 4}
+        self.shared = self.where | self.channels | {"W": weight.shape[1]}
+        self.shared["num_warps"] = 8 if block * padded >= _ELEMENTS else 4
 
 
 @torch.library.impl(_library, "short_conv", "CompositeExplicitAutograd")
