@@ -28,6 +28,17 @@ MIXERS = {
             "normalize": False,
         },
     ),
+    "swila-low-rank": (
+        "swila",
+        {
+            "num_heads": 2,
+            "temporal": True,
+            "decay": "key",
+            "router_projection": "low-rank:3",
+            "beta_projection": "low-rank:5",
+            "use_output_gate": True,
+        },
+    ),
     "swila-input-conv": ("swila", {"num_heads": 1, "temporal": True, "conv_size": 2, "conv_on": "input"}),
     "swila-one": ("swila", {"num_heads": 2, "num_mixtures": 1, "head_dim": 4}),
     "deltanet": ("deltanet", {"num_heads": 2, "expand_v": 2.0, "use_output_gate": True}),

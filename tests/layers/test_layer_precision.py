@@ -28,7 +28,9 @@ def test_autocast(layer):
 
 
 @pytest.mark.unpoisoned
-@pytest.mark.parametrize("name", ["swila-temporal", "swila-balanced", "gated-deltanet", "mom", "attention", "fox"])
+@pytest.mark.parametrize(
+    "name", ["swila-temporal", "swila-low-rank", "swila-balanced", "gated-deltanet", "mom", "attention", "fox"]
+)
 def test_compiles_to_one_graph(name):
     torch.set_default_device(None)  # tracing does not know it
     balanced = {"balance_marginal": 0.1} if name == "swila-balanced" else {}

@@ -69,7 +69,17 @@ def x():
 
 
 @pytest.mark.parametrize(
-    "name", ["swila", "swila-temporal", "swila-gated", "swila-value", "swila-all", "swila-input-conv", "swila-one"]
+    "name",
+    [
+        "swila",
+        "swila-temporal",
+        "swila-gated",
+        "swila-value",
+        "swila-all",
+        "swila-low-rank",
+        "swila-input-conv",
+        "swila-one",
+    ],
 )
 def test_the_equations_and_their_gradients(name, x):
     layer = build(name)

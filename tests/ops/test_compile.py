@@ -69,7 +69,7 @@ def test_fullgraph_packed_and_step():
 
 def test_traced_auto_is_bound_to_what_is_usable():
     """Graphs are cached on disk: another machine's choice of backends must not be found in them."""
-    assert library._auto() == "auto:" + ",".join(usable_backends())
+    assert library.auto_name() == "auto:" + ",".join(usable_backends())
     steps = [name for name in usable_backends() if get_backend(name).step is not None]
     assert library._auto_step() == "auto:" + ",".join(steps)
 

@@ -94,10 +94,15 @@ class Attention(QKVMixer):
         self.g_proj = nn.Linear(hidden_size, num_heads * D, bias=False) if use_output_gate else None
         self.o_proj = nn.Linear(num_heads * D, hidden_size, bias=out_bias)
 
+    def readers(self) -> dict[str, nn.Module]:
+        """See :meth:`QKVMixer.readers`."""
+        gate = {} if self.g_proj is None else {"g_proj": self.g_proj}
+        return {**super().readers(), **gate}
+
     def mix(self, x: Tensor, past: LayerState | None, context: CallContext) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
-        x, q, k, v, conv_state = self.project_qkv(x, past.get("conv_state"), context)
+        x, q, k, v, conv_state, project = self.project_qkv(x, past.get("conv_state"), context)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(self.q_norm, q), rms_norm(self.k_norm, k)
@@ -105,6 +110,8 @@ class Attention(QKVMixer):
         if self.rope_theta is not None:
             position = self._positions(x, past.get("attn_state"), layout)
             q, k = rotate(q, position, self.rope_theta), rotate(k, position, self.rope_theta)
+        if context.return_state:  # parts of a joint product would keep all of it
+            k, v = k.contiguous(), v.contiguous()
         new = (k, v, *self.extras(x))
         if context.alive is not None:
             o, attn_state = self.attend_in_place(q, new, past["attn_state"], context.alive)
@@ -112,7 +119,7 @@ class Attention(QKVMixer):
             o, attn_state = self.attend(q, new, past.get("attn_state"), layout, context.return_state)
         o = o.flatten(-2)
         if self.g_proj is not None:
-            o = o * self.g_proj(x).sigmoid()
+            o = o * project("g_proj").sigmoid()
         return self.o_proj(o), {"attn_state": attn_state, "conv_state": conv_state} if context.return_state else None
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:

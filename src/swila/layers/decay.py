@@ -46,9 +46,9 @@ class DecayGate(nn.Module):
             dt = self.dt_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp_()
             self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``log α [..., groups, width]``, in float32 or float64."""
-        steps = self.proj(x)
+    def forward(self, x: Tensor, projected: Tensor | None = None) -> Tensor:
+        """Return ``log α [..., groups, width]``, in float32 or float64; ``projected`` is ``W x`` if it is known."""
+        steps = self.proj(x) if projected is None else projected
         full = steps if steps.dtype == torch.float64 else steps.float()
         rates = self.A_log.to(full.dtype).exp().unsqueeze(-1)
         return -rates * F.softplus(full + self.dt_bias.to(full.dtype)).unflatten(-1, (self.groups, self.width))

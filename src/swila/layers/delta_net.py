@@ -68,13 +68,18 @@ class DeltaRuleMixer(RecurrentMixer):
         elif self.decays == "head":
             self.decay = DecayGate(hidden_size, num_heads, slowest=0.0)
 
+    def readers(self) -> dict[str, nn.Module]:
+        """See :meth:`QKVMixer.readers`."""
+        decay = {} if self.decay is None else {"decay": self.decay.proj}
+        return {**super().readers(), "b_proj": self.b_proj, **decay}
+
     def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, context: CallContext) -> tuple[Tensor, Any]:
         """See :meth:`RecurrentMixer.recur`."""
-        log_decay = None
+        project, log_decay = self.projections(x, context), None
         if self.decay is not None:
-            log_decay = self.decay(x)
+            log_decay = self.decay(x, project("decay"))
             log_decay = log_decay.squeeze(-1) if self.decays == "head" else log_decay
-        beta = self.b_proj(x).sigmoid()
+        beta = project("b_proj").sigmoid()
         return delta_rule(q, k, v, beta, log_decay, state, context, self.backend)
 
     def memory_form(self) -> tuple[Shape, ...]:

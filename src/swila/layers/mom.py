@@ -78,14 +78,20 @@ class MixtureOfMemories(RecurrentMixer):
         self.b_proj = nn.Linear(hidden_size, self.streams * num_heads, bias=False)
         self.decay = DecayGate(hidden_size, num_heads, self.streams, slowest=0.0) if decay else None
 
+    def readers(self) -> dict[str, nn.Module]:
+        """See :meth:`QKVMixer.readers`."""
+        decay = {} if self.decay is None else {"decay": self.decay.proj}
+        return {**super().readers(), "router": self.router, "b_proj": self.b_proj, **decay}
+
     def recur(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, context: CallContext) -> tuple[Tensor, Any]:
         """See :meth:`RecurrentMixer.recur`."""
         S, H = self.streams, self.num_heads
-        weights, used = self._route(x)
-        beta = self.b_proj(x).sigmoid().unflatten(-1, (S, H)) * used.unsqueeze(-1).to(x.dtype)
+        project = self.projections(x, context)
+        weights, used = self._route(x, project("router"))
+        beta = project("b_proj").sigmoid().unflatten(-1, (S, H)) * used.unsqueeze(-1).to(x.dtype)
         log_decay = None
         if self.decay is not None:
-            log_decay = (self.decay(x).mT * used.unsqueeze(-1)).flatten(-2)
+            log_decay = (self.decay(x, project("decay")).mT * used.unsqueeze(-1)).flatten(-2)
         queries = q.unsqueeze(2).expand(-1, -1, S, -1, -1).flatten(2, 3)
         o, state = delta_rule(queries, k, v, beta.flatten(-2), log_decay, state, context, self.backend)
         return torch.einsum("btshv,bts->bthv", o.unflatten(2, (S, H)), weights.to(o.dtype)), state
@@ -94,9 +100,10 @@ class MixtureOfMemories(RecurrentMixer):
         """See :meth:`RecurrentMixer.memory_form`; the memories are heads."""
         return (self.streams * self.num_heads, 1, self.head_v_dim, self.head_k_dim), None, None
 
-    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _route(self, x: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the read weights and the 0/1 use of every memory, both ``[B, T, S]``; the shared memory is last."""
-        probabilities = self.router(x).softmax(-1, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        logits = self.router(x) if logits is None else logits
+        probabilities = logits.softmax(-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
         chosen, index = probabilities.topk(self.top_k, -1)
         used = torch.zeros_like(probabilities).scatter(-1, index, 1.0)
         weights = probabilities * used / chosen.sum(-1, keepdim=True)

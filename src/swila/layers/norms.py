@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swila.ops.fused.short_conv import l2_norm as l2_norm
 
 
-def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """Return ``x / sqrt(|x|² + eps)`` over the last dimension, computed in float32 (float64 for float64)."""
-    full = x if x.dtype == torch.float64 else x.float()
-    return (full * torch.rsqrt(full.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+def rms_norm(norm: nn.RMSNorm, x: Tensor, gate: Tensor | None = None, activation: str = "silu") -> Tensor:
+    """Apply the norm in the dtype of its weight and return the dtype of ``x``; under autocast the two differ.
 
-
-def rms_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """Apply the norm in the dtype of its weight and return the dtype of ``x``; under autocast the two differ."""
-    return norm(x.to(norm.weight.dtype)).to(x.dtype)
+    Args:
+        norm: The norm, over the last dimension.
+        x: Input ``[..., D]``.
+        gate: Logits of a gate that multiplies the result, ``[..., D]``, or None.
+        activation: Activation of the gate, ``"silu"`` or ``"sigmoid"``.
+    """
+    y = norm(x.to(norm.weight.dtype)).to(x.dtype)
+    if gate is None:
+        return y
+    return y * (F.silu(gate) if activation == "silu" else gate.sigmoid())

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swila.layers.checks import check_counts, check_flags, check_weights
 from swila.layers.context import CallContext
+from swila.layers.joint import Projections
 from swila.layers.mixer import SequenceMixer
+from swila.layers.norms import l2_norm
 from swila.layers.short_conv import ShortConvolution, convolve
+
+
+class Projected(NamedTuple):
+    """What a layer computes from its input before it mixes tokens.
+
+    Attributes:
+        x: The input, convolved with ``conv_on="input"``.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        conv_state: State of the convolutions.
+        projections: The other projections of ``x``, by the names of :meth:`QKVMixer.readers`.
+    """
+
+    x: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    conv_state: Any
+    projections: Projections
 
 
 class QKVMixer(SequenceMixer):
@@ -73,19 +95,37 @@ class QKVMixer(SequenceMixer):
             self.k_conv1d = ShortConvolution(k_dim, conv_size, conv_bias, activation)
             self.v_conv1d = ShortConvolution(v_dim, conv_size, conv_bias, activation)
 
-    def project_qkv(
-        self, x: Tensor, conv_state: Any, context: CallContext
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
-        """Return the input (convolved with ``conv_on="input"``), q, k, v, and the state of the convolutions."""
+    def readers(self) -> dict[str, nn.Module]:
+        """Return the modules that project the layer's input, by name; one product computes all that it can."""
+        return {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
+
+    def projections(self, x: Tensor, context: CallContext) -> Projections:
+        """Return the projections of the input in this call."""
+        return Projections(x, self.readers()) if context.projections is None else context.projections
+
+    def project_qkv(self, x: Tensor, conv_state: Any, context: CallContext, unit_dim: int | None = None) -> Projected:
+        """Return q, k and v, with what they come from and the other projections.
+
+        Args:
+            x: Input of the layer.
+            conv_state: State of the convolutions, or None.
+            context: Context of the call.
+            unit_dim: Dimensions of the heads of q and k to normalise to unit length; None for no normalisation.
+        """
         if self.convolves == "input":
             (x,), conv_state = convolve((self.input_conv1d,), (x,), conv_state, context)
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        project = Projections(x, self.readers())
+        q, k, v = project("q_proj"), project("k_proj"), project("v_proj")
         if self.convolves == "qkv":
             modules = self.q_conv1d, self.k_conv1d, self.v_conv1d
-            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, context)
-        elif self.activation == "silu":
+            heads = unit_dim, unit_dim, None
+            (q, k, v), conv_state = convolve(modules, (q, k, v), conv_state, context, heads)
+            return Projected(x, q, k, v, conv_state, project)
+        if self.activation == "silu":
             q, k, v = F.silu(q), F.silu(k), F.silu(v)
-        return x, q, k, v, conv_state
+        if unit_dim is not None:
+            q, k = (l2_norm(t.unflatten(-1, (-1, unit_dim))).flatten(-2) for t in (q, k))
+        return Projected(x, q, k, v, conv_state, project)
 
     def conv_form(self) -> tuple[tuple[int, int], ...] | None:
         """Return the shapes of the convolutions' state for one row, or None without convolutions."""

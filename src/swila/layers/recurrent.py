@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from swila.layers.cache import LayerState, Shape
 from swila.layers.checks import check_counts, check_numbers
 from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
-from swila.layers.norms import l2_norm, rms_norm
+from swila.layers.norms import rms_norm
 from swila.layers.options import SharedOptions, forwards
 from swila.layers.projection import make_projection
-from swila.layers.qkv import QKVMixer
+from swila.layers.qkv import Projected, QKVMixer
 from swila.ops.backends import backend_names
 
 
@@ -139,9 +138,10 @@ class RecurrentMixer(QKVMixer):
     def mix(self, x: Tensor, past: LayerState | None, context: CallContext) -> tuple[Tensor, LayerState | None]:
         """See :meth:`SequenceMixer.mix`."""
         past = past or {}
-        x, q, k, v, conv_state = self._project(x, past.get("conv_state"), context)
+        x, q, k, v, conv_state, projections = self._project(x, past.get("conv_state"), context)
+        context = context._replace(projections=projections)
         o, state = self.recur(x, q, k, v, past.get("recurrent_state"), context)
-        y = self.o_proj(self._gated_norm(o, x).flatten(-2))
+        y = self.o_proj(self._gated_norm(o, x, context).flatten(-2))
         return y, {"recurrent_state": state, "conv_state": conv_state} if context.return_state else None
 
     def step(self, x: Tensor, state: LayerState, alive: Tensor) -> Tensor:
@@ -166,19 +166,22 @@ class RecurrentMixer(QKVMixer):
         """
         raise NotImplementedError
 
-    def _project(self, x: Tensor, conv_state: Any, context: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
-        """As :meth:`project_qkv`, with q, k and v split into heads and q and k of unit length."""
-        x, q, k, v, conv_state = self.project_qkv(x, conv_state, context)
-        v = v.unflatten(-1, (-1, self.head_v_dim))
-        q, k = (l2_norm(t.unflatten(-1, (-1, self.head_k_dim))).to(v.dtype) for t in (q, k))
-        return x, q, k, v, conv_state
+    def readers(self) -> dict[str, nn.Module]:
+        """See :meth:`QKVMixer.readers`."""
+        gate = {} if self.g_proj is None else {"g_proj": self.g_proj}
+        return {**super().readers(), **gate}
 
-    def _gated_norm(self, o: Tensor, x: Tensor) -> Tensor:
-        o = rms_norm(self.o_norm, o)
-        if self.g_proj is None:
-            return o
-        gate = self.g_proj(x).unflatten(-1, (-1, self.head_v_dim))
-        return o * (F.silu(gate) if self.output_gate_activation == "silu" else gate.sigmoid())
+    def _project(self, x: Tensor, conv_state: Any, context: CallContext) -> Projected:
+        """As :meth:`project_qkv`, with q, k and v split into heads and q and k of unit length."""
+        found = self.project_qkv(x, conv_state, context, unit_dim=self.head_k_dim)
+        q, k = (t.unflatten(-1, (-1, self.head_k_dim)) for t in (found.q, found.k))
+        return found._replace(q=q, k=k, v=found.v.unflatten(-1, (-1, self.head_v_dim)))
+
+    def _gated_norm(self, o: Tensor, x: Tensor, context: CallContext) -> Tensor:
+        gate = None
+        if self.g_proj is not None:
+            gate = self.projections(x, context)("g_proj").unflatten(-1, (-1, self.head_v_dim))
+        return rms_norm(self.o_norm, o, gate, self.output_gate_activation)
 
     def memory_form(self) -> tuple[Shape, ...] | None:
         """Return the shapes of :meth:`recur`'s state for one row; None (the default) disables the check of caches."""

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from swila.layers.context import CallContext, per_row
-from swila.layers.packing import sequences
+from swila.ops.fused.short_conv import short_conv
 
 
 class ShortConvolution(nn.Module):
@@ -46,58 +45,39 @@ class ShortConvolution(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None, return_state: bool = False
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_state: bool = False,
+        unit_dim: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Convolve ``x [B, T, C]`` (packed: ``[1, T, C]``).
+        """Convolve ``x [B, T, C]`` (packed: ``[1, T, C]``); ``unit_dim`` channels at a time are scaled to unit length.
 
         Returns:
             ``y`` of the same shape, and the last inputs ``[N, W - 1, C]`` of every sequence if ``return_state``.
         """
-        streams = x.shape[-1] // self.channels
-        weight = self.weight.repeat(streams, 1).to(x.dtype)
-        taps, last = (
-            self._dense(x, state, return_state)
-            if cu_seqlens is None
-            else self._packed(x, state, cu_seqlens, return_state)
-        )
-        y = taps[-1] * weight[:, -1]
-        for i in range(self.width - 1):
-            y = torch.addcmul(y, taps[i], weight[:, i])
-        if self.bias is not None:
-            y = y + self.bias.repeat(streams).to(x.dtype)
-        return F.silu(y) if self.activation else y, last
+        y = short_conv(x, self.weight, self.bias, state, cu_seqlens, self.activation == "silu", unit_dim)
+        return y, self._last(x, state, cu_seqlens) if return_state else None
 
     def state_shape(self, streams: int = 1) -> tuple[int, int]:
         """Return the shape of the state for one row: the last inputs of every channel."""
         return self.width - 1, streams * self.channels
 
-    def _dense(self, x: Tensor, state: Tensor | None, return_state: bool) -> tuple[list[Tensor], Tensor | None]:
-        B, T, C = x.shape
-        before = x.new_zeros(B, self.width - 1, C) if state is None else state.to(x.dtype)
-        extended = torch.cat([before, x], 1)
-        last = extended[:, T:].clone() if return_state else None  # a view would keep the whole sequence
-        return [extended[:, i : i + T] for i in range(self.width)], last
-
-    def _packed(
-        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor, return_state: bool
-    ) -> tuple[list[Tensor], Tensor | None]:
-        T, C = x.shape[1:]
-        row, position, lengths = sequences(cu_seqlens, T)
-        before = x.new_zeros(len(lengths), self.width - 1, C) if state is None else state.to(x.dtype)
+    def _last(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+        """Return the last ``W - 1`` inputs of every sequence, as far as they reach with those of the state."""
+        B, _, C = x.shape
         reach = self.width - 1
-        taps = [x]
-        for back in range(1, self.width):
-            earlier = F.pad(x, (0, 0, back, 0))[:, :T]
-            carried = before[row, (reach + position - back).clamp(0, reach - 1)]
-            taps.insert(0, torch.where((position >= back)[:, None], earlier, carried))
-        if not return_state:
-            return taps, None
-        last = [before]
+        rows = B if cu_seqlens is None else len(cu_seqlens) - 1
+        before = x.new_zeros(rows, reach, C) if state is None else state.to(x.dtype)
+        if cu_seqlens is None:
+            return torch.cat([before, x[:, -reach:]], 1)[:, -reach:].clone()  # a view would keep more
+        last, lengths = [], cu_seqlens.diff()
         for back in range(reach, 0, -1):  # the inputs `back` positions before the next token
             at = (cu_seqlens[1:] - back).clamp_min(0)
             carried = before.gather(1, (reach + lengths - back).clamp(0, reach - 1)[:, None, None].expand(-1, 1, C))
             last.append(torch.where((lengths >= back)[:, None, None], x[0, at].unsqueeze(1), carried))
-        return taps, torch.cat(last[1:], 1)
+        return torch.cat(last, 1)
 
     def extra_repr(self) -> str:
         """Return the sizes, for printing."""
@@ -109,12 +89,21 @@ def convolve(
     inputs: Sequence[Tensor],
     state: Sequence[Tensor] | None,
     context: CallContext,
+    unit_dims: Sequence[int | None] | None = None,
 ) -> tuple[list[Tensor], tuple[Tensor | None, ...] | None]:
-    """Apply a convolution to each input; the state is the tuple of their states."""
-    before = [None] * len(modules) if state is None else state
+    """Apply a convolution to each input; the state is the tuple of their states.
+
+    Args:
+        modules: The convolutions.
+        inputs: Their inputs.
+        state: Their states, or None.
+        context: Context of the call.
+        unit_dims: Channels of each result to normalise together; see :meth:`ShortConvolution.forward`.
+    """
+    nothing = [None] * len(modules)
     pairs = [
-        module(x, last, context.cu_seqlens, context.return_state)
-        for module, x, last in zip(modules, inputs, before, strict=True)
+        module(x, last, context.cu_seqlens, context.return_state, dim)
+        for module, x, last, dim in zip(modules, inputs, state or nothing, unit_dims or nothing, strict=True)
     ]
     if context.alive is not None and state is not None:
         for old, (_, new) in zip(state, pairs, strict=True):

@@ -14,12 +14,14 @@ from swila.layers.cache import Shape
 from swila.layers.checks import check_counts, check_flags, check_numbers, check_weights
 from swila.layers.context import CallContext
 from swila.layers.decay import DecayGate
+from swila.layers.joint import Projections
 from swila.layers.load_balancing import RoutingDiagnostics, mutual_information_loss, routing_diagnostics
 from swila.layers.options import RecurrentOptions, forwards
 from swila.layers.projection import make_projection
 from swila.layers.recurrence import run_recurrence
 from swila.layers.recurrent import RecurrentMixer
 from swila.ops import RoutingStats, SwitchingOutput, SwitchingState
+from swila.ops.low_rank import Factors, switching_delta_rule_low_rank
 
 
 class RoutingTrace(NamedTuple):
@@ -162,13 +164,27 @@ class SwiLA(RecurrentMixer):
         if self.training and (self.balance_marginal != 0 or self.balance_conditional != 0):
             balanced = True  # a branch, because torch.compile may treat the weights as symbols
         stats = balanced or self.track_routing
-        out = self._run(self._operands(x, q, k, v), state, context, stats)
+        project = self.projections(x, context)
+        low_rank = self._low_rank(project, context)
+        if low_rank is not None:
+            operands = {"q": q, "k": k, "v": v, **self._gates(x, project)}
+            out = self._run_low_rank(operands, low_rank, state, context, stats)
+        else:
+            out = self._run(self._operands(x, q, k, v, project), state, context, stats)
         if out.stats is not None:
             self.last_call.stats = RoutingStats(*(part.detach() for part in out.stats))
             if balanced:
                 loss = mutual_information_loss(out.stats, self.balance_marginal, self.balance_conditional)
                 self.last_call.keep_loss(loss)
         return out.output, out.state
+
+    def readers(self) -> dict[str, nn.Module]:
+        """See :meth:`QKVMixer.readers`."""
+        names = ["b_proj"]
+        names += ["key_router", "query_router"] if self.num_mixtures > 1 else []
+        names += ["key_gate", "query_gate"] if self.temporal else []
+        decay = {} if self.decay_kind is None else {"decay": self.decay.proj}
+        return {**super().readers(), **{name: getattr(self, name) for name in names}, **decay}
 
     def routing_diagnostics(self) -> RoutingDiagnostics | None:
         """Return utilisation, routing entropy and dead mixtures of the last call that kept statistics, or None."""
@@ -178,8 +194,8 @@ class SwiLA(RecurrentMixer):
     @torch.no_grad()
     def trace(self, hidden_states: Tensor) -> RoutingTrace:
         """Return responsibilities and mix of every token of ``hidden_states [B, T, hidden_size]``; for inspection."""
-        x, q, k, v, _ = self._project(hidden_states, None, CallContext())
-        operands = self._operands(x, q, k, v)
+        x, q, k, v, _, project = self._project(hidden_states, None, CallContext())
+        operands = self._operands(x, q, k, v, project)
         key, query = [], []
         for b in range(hidden_states.shape[0]):
             state, found = None, []
@@ -220,26 +236,73 @@ class SwiLA(RecurrentMixer):
         options = {"decay_order": self.decay_order, "normalize": self.normalize, "backend": self.backend}
         return run_recurrence(operands, state, context, stats, **options)
 
-    def _operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    def _run_low_rank(
+        self,
+        operands: dict[str, Tensor],
+        factors: tuple[Factors, Factors],
+        state: Any,
+        context: CallContext,
+        stats: bool,
+    ) -> SwitchingOutput:
+        low, up = factors
+        return switching_delta_rule_low_rank(
+            **operands,
+            low=low,
+            up=up,
+            decay_order=self.decay_order,
+            normalize=self.normalize,
+            initial_state=None if state is None else SwitchingState(*state),
+            cu_seqlens=context.cu_seqlens,
+            return_state=context.return_state,
+            routing_stats=stats,
+            backend=self.backend,
+        )
+
+    def _low_rank(self, project: Projections, context: CallContext) -> tuple[Factors, Factors] | None:
+        """Return both factors of learning rates and logits, if the operation can take them instead of the whole.
+
+        It then keeps less for the backward. It cannot with noise on the logits, or if the operands are changed.
+        """
+        if not torch.is_grad_enabled() or context.alive is not None or project.x.shape[1] == 1:
+            return None
+        if self.num_mixtures == 1 or (self.training and self.router_noise) or self._change is not None:
+            return None
+        beta, key, query = project.up("b_proj"), project.up("key_router"), project.up("query_router")
+        if beta is None or key is None or query is None:
+            return None
+        low = Factors(project.low("b_proj"), project.low("key_router"), project.low("query_router"))
+        return low, Factors(beta, key, query)
+
+    def _operands(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, project: Projections | None = None
+    ) -> dict[str, Tensor]:
         H, J, V = self.num_heads, self.num_mixtures, self.head_v_dim
-        beta = self.b_proj(x).sigmoid().unflatten(-1, (H, J, V))
+        project = Projections(x, self.readers()) if project is None else project
+        beta = project.full("b_proj", sigmoid=True).unflatten(-1, (H, J, V))
         operands: dict[str, Tensor] = {"q": q, "k": k, "v": v, "beta": beta}
         for side in ("key", "query"):
             if J > 1:
                 noise = getattr(self, f"{side}_noise") if self.router_noise else None
-                logits = self._noisy(getattr(self, f"{side}_router")(x), noise, x).unflatten(-1, (H, J, V))
+                logits = self._noisy(project.full(f"{side}_router"), noise, x).unflatten(-1, (H, J, V))
             else:
                 logits = torch.zeros_like(beta)
             operands[f"{side}_logits"] = logits
-            if self.temporal:
-                noise = getattr(self, f"{side}_gate_noise") if self.temporal_noise else None
-                logits = getattr(self, f"{side}_gate")(x)
-                logits = self._noisy(logits + getattr(self, f"{side}_gate_bias").to(logits.dtype), noise, x)
-                operands[f"{side}_gate"] = logits.sigmoid().unflatten(-1, (H, V))
-        if self.decay_kind is not None:
-            log_decay = self.decay(x).unflatten(-2, (H, J))
-            operands["log_decay"] = log_decay.unsqueeze(-1 if self.decay_kind == "value" else -2)
+        operands |= self._gates(x, project)
         return operands if self._change is None else self._change(operands)
+
+    def _gates(self, x: Tensor, project: Projections) -> dict[str, Tensor]:
+        """Return the temporal gates and the decay, by the operation's names for them."""
+        H, J, V = self.num_heads, self.num_mixtures, self.head_v_dim
+        gates: dict[str, Tensor] = {}
+        for side in ("key", "query") if self.temporal else ():
+            noise = getattr(self, f"{side}_gate_noise") if self.temporal_noise else None
+            logits = project(f"{side}_gate")
+            logits = self._noisy(logits + getattr(self, f"{side}_gate_bias").to(logits.dtype), noise, x)
+            gates[f"{side}_gate"] = logits.sigmoid().unflatten(-1, (H, V))
+        if self.decay_kind is not None:
+            log_decay = self.decay(x, project("decay")).unflatten(-2, (H, J))
+            gates["log_decay"] = log_decay.unsqueeze(-1 if self.decay_kind == "value" else -2)
+        return gates
 
     def extra_repr(self) -> str:
         """Return the sizes and the variant, for printing."""

@@ -1,6 +1,6 @@
 """The operation as operators of ``torch.library``: schemas, tracing and gradients.
 
-``swila::switching_delta_rule`` returns the results of the call (see :func:`_present`), followed by the tensors its
+``swila::switching_delta_rule`` returns the results of the call (see :func:`present`), followed by the tensors its
 backward needs. ``swila::switching_delta_rule_step_`` overwrites the state. Both look up their backend by name when they
 run.
 
@@ -47,9 +47,9 @@ _step_op = torch.ops.swila.switching_delta_rule_step_.default
 def traced(x: Inputs, options: Options, backend: str, step: bool = False) -> Results:
     """The call as one opaque node of a graph under ``torch.compile``, differentiable once."""
     if backend == "auto":
-        backend = _auto_step() if step else _auto()
+        backend = _auto_step() if step else auto_name()
     tensors = _forward_op(*x, *options, needs_grad(x), backend, __version__)
-    return _as_results(x, options, tensors)
+    return as_results(x, options, tensors)
 
 
 def traced_step_in_place(x: Inputs, options: Options, backend: str) -> Results:
@@ -69,9 +69,9 @@ def eager(x: Inputs, options: Options, backend: str, save: bool) -> Results:
         save: Whether autograd needs a backward (:func:`~swila.ops.call.needs_grad`).
     """
     if save:
-        return _as_results(x, options, _EagerCall.apply(x, options, backend, *_given(x)))
+        return as_results(x, options, _EagerCall.apply(x, options, backend, *_given(x)))
     with torch._C._AutoDispatchBelowAutograd():
-        return _as_results(x, options, _forward_op(*x, *options, False, backend, __version__))
+        return as_results(x, options, _forward_op(*x, *options, False, backend, __version__))
 
 
 class _EagerCall(torch.autograd.Function):
@@ -81,7 +81,7 @@ class _EagerCall(torch.autograd.Function):
     def forward(ctx, x: Inputs, options: Options, backend: str, *given: Tensor) -> tuple[Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
             returned = _forward_op(*x, *options, True, backend, __version__)
-        num_results = len(_present(x, options))
+        num_results = len(present(x, options))
         ctx.options, ctx.backend, ctx.given = options, backend, [t is not None for t in x]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*given, *returned[num_results:])
@@ -95,7 +95,7 @@ class _EagerCall(torch.autograd.Function):
             return (None, None, None, *_input_gradients(ctx, grads))
 
 
-def _auto() -> str:
+def auto_name() -> str:
     """``auto:`` with the backends that are usable now: a traced graph may be cached and used on another machine."""
     return "auto:" + ",".join(usable_backends())
 
@@ -106,10 +106,10 @@ def _auto_step() -> str:
 
 
 # What torch.compiler.assume_constant_result sets; to call that would import torch._dynamo, which takes a second.
-_auto._dynamo_marked_constant = _auto_step._dynamo_marked_constant = True  # type: ignore[attr-defined]
+auto_name._dynamo_marked_constant = _auto_step._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _present(x: Inputs, options: Options) -> tuple[str, ...]:
+def present(x: Inputs, options: Options) -> tuple[str, ...]:
     """Names of the results of a call, in order; every backend returns exactly these."""
     return _names(options.return_state, x.key_gate is not None, x.query_gate is not None, options.routing_stats)
 
@@ -120,8 +120,9 @@ def _names(state: bool, r: bool, rho: bool, stats: bool) -> tuple[str, ...]:
     return tuple(name for name, there in zip(Results._fields, found, strict=True) if there)
 
 
-def _as_results(x: Inputs, options: Options, tensors: Sequence[Tensor]) -> Results:
-    return Results(**dict(zip(_present(x, options), tensors, strict=False)))
+def as_results(x: Inputs, options: Options, tensors: Sequence[Tensor]) -> Results:
+    """Return results of the names of :func:`present`, which come first; the tensors that are kept follow."""
+    return Results(**dict(zip(present(x, options), tensors, strict=False)))
 
 
 def _input_gradients(ctx, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -143,7 +144,7 @@ def _given(values: tuple) -> list[Tensor]:
     return [value for value in values if value is not None]
 
 
-def _backend(x: Inputs, options: Options, name: str, save: bool, step: bool = False) -> Backend:
+def backend_of(x: Inputs, options: Options, name: str, save: bool, step: bool = False) -> Backend:
     """The named backend, or for the ``auto:`` of a compiled graph the one that serves the call.
 
     That a named backend serves the call was checked before the operator ran, or while the graph was traced. The graph
@@ -161,17 +162,17 @@ def _backend(x: Inputs, options: Options, name: str, save: bool, step: bool = Fa
 def _forward(*args) -> list[Tensor]:
     x, options, (save, backend, _) = _split(args)
     check_values(x)
-    results, saved = _backend(x, options, backend, save).forward(x, options, save)
+    results, saved = backend_of(x, options, backend, save).forward(x, options, save)
     tensors = _given(results)
-    assert len(tensors) == len(_present(x, options))
+    assert len(tensors) == len(present(x, options))
     return [t.contiguous() for t in tensors] + saved  # strides as the tracer was told
 
 
 @torch.library.impl(_library, "switching_delta_rule_backward", "CompositeExplicitAutograd")
 def _backward(*args) -> list[Tensor]:
     x, options, (backend, saved, given) = _split(args)
-    grads = Results(**{"output": None, **dict(zip(_present(x, options), given, strict=True))})
-    computed = _backend(x, options, backend, True).backward(x, options, saved, grads)
+    grads = Results(**{"output": None, **dict(zip(present(x, options), given, strict=True))})
+    computed = backend_of(x, options, backend, True).backward(x, options, saved, grads)
     return [computed[name].contiguous() for name, t in zip(DIFFERENTIABLE, x, strict=False) if t is not None]
 
 
@@ -179,7 +180,7 @@ def _backward(*args) -> list[Tensor]:
 def _step_in_place(*args) -> Tensor:
     x, options, (backend,) = _split(args)
     check_values(x)
-    return _backend(x, options, backend, False, step=True).run_step_in_place(x, options).output
+    return backend_of(x, options, backend, False, step=True).run_step_in_place(x, options).output
 
 
 @torch.library.register_fake("swila::switching_delta_rule_step_", lib=_library)
@@ -205,7 +206,7 @@ def _backward_fake(*args) -> list[Tensor]:
 def _setup_context(ctx, inputs, output) -> None:
     x, ctx.options, (_, ctx.backend, _) = _split(inputs)
     ctx.set_materialize_grads(False)  # else zeros come in for everything that is kept
-    ctx.num_results = len(_present(x, ctx.options))
+    ctx.num_results = len(present(x, ctx.options))
     ctx.given = [t is not None for t in x]
     ctx.save_for_backward(*_given(x), *output[ctx.num_results :])
 
