@@ -92,7 +92,15 @@ def test_what_does_not_fit_is_a_row(monkeypatch):
     monkeypatch.setattr(generation, "release", released.append)
     names = ["swila-tiny", "gdn-tiny"]
     rows, wrong = generation.benchmark(
-        names, [3, 2], 4, 17, "cpu", torch.float32, False, 1, save=lambda *found: saved.append((len(found[0]), *found[1]))
+        names,
+        [3, 2],
+        4,
+        17,
+        "cpu",
+        torch.float32,
+        False,
+        1,
+        save=lambda *found: saved.append((len(found[0]), *found[1])),
     )
     assert saved == [(1,), (2,), (2, "gdn-tiny")]
     assert wrong == {"gdn-tiny": "wrong"}

@@ -171,7 +171,9 @@ def _replace_type(model):
 
 CHANGES = {
     "hook on a projection": lambda model: model.model.layers[0].mixer.k_proj.register_forward_hook(lambda *a: None),
-    "hook on the inner part": lambda model: model.model.layers[0].mixer.b_proj[0].register_forward_hook(lambda *a: None),
+    "hook on the inner part": lambda model: (
+        model.model.layers[0].mixer.b_proj[0].register_forward_hook(lambda *a: None)
+    ),
     "hook on a router": lambda model: model.model.layers[0].mixer.key_router.register_forward_hook(lambda *a: None),
     "hook on a norm": lambda model: model.model.layers[0].mlp_norm.register_forward_pre_hook(lambda *a: None),
     "hook on the feed-forward": lambda model: model.model.layers[0].mlp.up.register_forward_hook(lambda *a: None),
@@ -179,9 +181,7 @@ CHANGES = {
     "another kind": lambda model: setattr(model.model.layers[0].mlp, "down", nn.Identity()),
     "another dtype": lambda model: model.model.layers[0].mixer.v_conv1d.double(),
     "parametrised": lambda model: nn.utils.parametrizations.weight_norm(model.model.layers[0].mlp.gate),
-    "strides": lambda model: setattr(
-        model.model.layers[0].mlp.gate, "weight", nn.Parameter(torch.zeros(32, 48).mT)
-    ),
+    "strides": lambda model: setattr(model.model.layers[0].mlp.gate, "weight", nn.Parameter(torch.zeros(32, 48).mT)),
     "changed operands": lambda model: setattr(model.model.layers[0].mixer, "_change", lambda operands: operands),
     "training": lambda model: model.train(),
     "subclass": _replace_type,

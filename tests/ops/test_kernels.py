@@ -268,9 +268,7 @@ def test_step_of_some_rows(kernels, device, name):
     everywhere = switching_delta_rule_step(**call, backend=kernels)
     state = SwitchingState(*(None if t is None else t.clone() for t in call["initial_state"]))
     alive = torch.tensor([True, False, True], device=device)
-    found = switching_delta_rule_step(
-        **call | {"initial_state": state}, backend=kernels, inplace=True, alive=alive
-    )
+    found = switching_delta_rule_step(**call | {"initial_state": state}, backend=kernels, inplace=True, alive=alive)
     assert torch.equal(found.output[alive], everywhere.output[alive])
     assert found.output.isfinite().all()
     for mine, before, after in zip(state, call["initial_state"], everywhere.state, strict=True):

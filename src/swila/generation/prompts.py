@@ -144,7 +144,9 @@ def prefill(
     chunk_size = None if chunk_size is None else as_count("chunk_size", chunk_size, 1)
     if state is not None and len(state) != len(rows.lengths):
         if len(state) != 1:
-            raise ValueError(f"state must have one row, or one for each of {len(rows.lengths)} prompts, got {len(state)}")
+            raise ValueError(
+                f"state must have one row, or one for each of {len(rows.lengths)} prompts, got {len(state)}"
+            )
         state = state[[0] * len(rows.lengths)]
     if state is None and not all(rows.lengths):
         raise ValueError("prompts must have at least one token each, or a state to continue from")
@@ -156,25 +158,26 @@ def prefill(
     count, longest = len(rows.lengths), max(rows.lengths)
     earlier = 0 if state is None else max(state.tokens)
     group, chunk_size = passes(count, longest, model.model.attends, earlier, chunk_size)
-    caches, hidden = [], []
+    caches: list[Cache] = []
+    ends: list[Tensor] = []
     with evaluating(model):
         for first in range(0, count, group):
             some = slice(first, min(first + group, count))
             part = rows.take(some)
             begun = state if state is None or group >= count else state[some]
             cache = Cache() if begun is None else begun.cache.released()
-            last = None if begun is None else begun.hidden
-            for last, read in _read(model, part, cache, last, chunk_size):  # noqa: B007
+            last = before = None if begun is None else begun.hidden
+            for hidden, tokens in _read(model, part, cache, before, chunk_size):
+                last = hidden
                 if progress is not None:
-                    done = first + len(part.lengths) * read / max(part.lengths)  # rows
+                    done = first + len(part.lengths) * tokens / max(part.lengths)  # rows
                     progress(int(done * longest / count), longest)
             assert last is not None
-            hidden.append(last)
+            ends.append(last)
             caches.append(cache)
-    before = [0] * count if state is None else state.tokens
-    read = [a + b for a, b in zip(before, rows.lengths, strict=True)]
+    read = [a + b for a, b in zip([0] * count if state is None else state.tokens, rows.lengths, strict=True)]
     whole = caches[0] if len(caches) == 1 else join_rows(caches)
-    return GenerationState(whole, torch.cat(hidden), model.config.layer_mixers, read, weights)
+    return GenerationState(whole, torch.cat(ends), model.config.layer_mixers, read, weights)
 
 
 def passes(rows: int, longest: int, attends: bool, earlier: int = 0, chunk_size: int | None = None) -> tuple[int, int]:
@@ -200,9 +203,7 @@ def passes(rows: int, longest: int, attends: bool, earlier: int = 0, chunk_size:
     return min(rows, max(most, 1)), CHUNK_SIZE[True]
 
 
-def _read(
-    model: Any, rows: Rows, cache: Cache, hidden: Tensor | None, chunk_size: int
-) -> Iterator[tuple[Tensor, int]]:
+def _read(model: Any, rows: Rows, cache: Cache, hidden: Tensor | None, chunk_size: int) -> Iterator[tuple[Tensor, int]]:
     """Read rows into a cache; after every pass yield the last hidden state of each row, and the number of tokens read.
 
     ``hidden`` is the last hidden state of rows that have no token.

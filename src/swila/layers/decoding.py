@@ -101,7 +101,7 @@ class _Projections:
     def operand(self, kind: str, projection: nn.Module, bias: Tensor | None = None, **more: Any) -> Operand:
         """An operand by a linear or low-rank projection."""
         if isinstance(projection, nn.Sequential):
-            inner, outer = projection
+            inner, outer = _parts(projection)
             bias = outer.bias if bias is None else bias
             return Operand(kind, outer.weight.shape[0], self.add(inner.weight), outer.weight, bias, **more)
         assert isinstance(projection, nn.Linear)
@@ -135,9 +135,7 @@ def _recurrent_step(mixer: Any, norm: Prologue, x: Tensor, state: LayerState, al
         **_shaped(mixer, named), initial_state=SwitchingState(*past), backend=mixer.backend, inplace=True, alive=alive,
         decay_order=getattr(mixer, "decay_order", "pre"), normalize=getattr(mixer, "normalize", True),
     )  # fmt: skip
-    after = Prologue(
-        mixer.o_norm.weight, _norm(mixer.o_norm).eps, mixer.head_v_dim, gate, mixer.output_gate_activation
-    )
+    after = Prologue(mixer.o_norm.weight, _norm(mixer.o_norm).eps, mixer.head_v_dim, gate, mixer.output_gate_activation)
     return skinny(out.output.flatten(1), [mixer.o_proj.weight], after, residual=x)
 
 
@@ -177,10 +175,10 @@ def _delta_operands(mixer: DeltaRuleMixer, joint: _Projections) -> dict[str, Ope
     return found
 
 
-def _shaped(mixer: Any, named: dict[str, Tensor]) -> dict[str, Tensor]:
+def _shaped(mixer: Any, named: dict[str, Tensor]) -> dict[str, Any]:
     """Return the operands ``[B, N]`` in the shapes of the operation, with a time axis."""
     H, J, V = mixer.num_heads, getattr(mixer, "num_mixtures", 1), mixer.head_v_dim
-    shaped = {name: named[name].unsqueeze(1) for name in ("q", "k", "v")}
+    shaped: dict[str, Any] = {name: named[name].unsqueeze(1) for name in ("q", "k", "v")}
     for name in ("beta", "key_logits", "query_logits"):
         shaped[name] = named[name].view(-1, 1, H, J, V)
     for name in ("key_gate", "query_gate"):
@@ -230,10 +228,12 @@ def _fuses_recurrent(mixer: SequenceMixer, dtype: torch.dtype) -> bool:
     if isinstance(mixer.g_proj, nn.Linear) and mixer.g_proj.bias is not None:
         return False
     for part in parts:
-        low_rank = type(part) is nn.Sequential and len(part) == 2
-        if low_rank and (part._forward_hooks or part._forward_pre_hooks):
-            return False
-        projections += list(part) if low_rank else [] if part is None else [part]  # type: ignore[arg-type, list-item]
+        if type(part) is nn.Sequential:
+            if len(part) != 2 or part._forward_hooks or part._forward_pre_hooks:
+                return False
+            projections += _parts(part)
+        elif part is not None:
+            projections.append(part)  # type: ignore[arg-type]
     convolutions = [mixer.q_conv1d, mixer.k_conv1d, mixer.v_conv1d] if mixer.convolves else []
     return (
         all(plain(projection, dtype) for projection in projections)
@@ -253,6 +253,10 @@ def _fuses_attention(mixer: SequenceMixer, dtype: torch.dtype) -> bool:
         all(plain(projection, dtype) and projection.bias is None for projection in projections)
         and all(plain(norm, dtype, nn.RMSNorm) for norm in norms)
     )  # fmt: skip
+
+
+def _parts(projection: nn.Sequential) -> list[nn.Linear]:
+    return list(projection)  # type: ignore[arg-type]
 
 
 def _is_power_of_two(size: int) -> bool:

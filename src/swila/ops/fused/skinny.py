@@ -105,7 +105,18 @@ def skinny(
         BN, BK = 4 if x.is_cuda else 64, _gemv_chunk(K, head)
         grid = (sum(-(-n // BN) for n in rows),)
         skinny_kernels.gemv[grid](
-            x, scale, gates, added, out, *pointers, prologue.eps, *counts, **named, BN=BN, BK=BK, num_warps=4,
+            x,
+            scale,
+            gates,
+            added,
+            out,
+            *pointers,
+            prologue.eps,
+            *counts,
+            **named,
+            BN=BN,
+            BK=BK,
+            num_warps=4,
             maxnreg=128,  # four blocks per multiprocessor
         )
         return out
@@ -137,9 +148,7 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan_product(
-    B: int, K: int, rows: Sequence[int], pair: bool, head: int | None, gated: bool, x: Tensor
-) -> Plan:
+def plan_product(B: int, K: int, rows: Sequence[int], pair: bool, head: int | None, gated: bool, x: Tensor) -> Plan:
     """Return the blocks of a product: some 200 programs, each with several tiles of weights on the way."""
     size = x.element_size()
     BM = max(16, 1 << (B - 1).bit_length())
@@ -147,7 +156,7 @@ def plan_product(
     BK = (256 if BM <= 32 else 128) // size if head is None else head
     tiles, splits = sum(-(-n // BN) for n in rows), 1
     wanted = (200 if BM <= 32 else 120) if x.is_cuda else 4
-    while tiles * splits < wanted and K >= 512 * splits and not (pair and tiles >= 100):
+    while tiles * splits < wanted and 512 * splits <= K and not (pair and tiles >= 100):
         splits *= 2
     per = -(-K // (splits * BK)) * BK
     splits = -(-K // per)

@@ -178,10 +178,7 @@ def gemv(
         up = tl.zeros([BN, BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
     for k0 in tl.static_range(0, K, BK):
-        if K % BK == 0:
-            there = inside[:, None] & (k >= 0)[None, :]
-        else:
-            there = inside[:, None] & (k0 + k < K)[None, :]
+        there = inside[:, None] & (k0 + k < K)[None, :]
         # weights first: they do not depend on the input, and are what the kernel waits for
         a = tl.load(w + k0 + tile, mask=there, other=0.0, eviction_policy="evict_first")
         if PAIR:

@@ -91,7 +91,10 @@ def step_attention_reference(
         angle = (lengths[:, None] * frequency)[:, None]
         cos, sin = angle.cos().float(), angle.sin().float()
         (a, b), (c, d) = q.chunk(2, -1), k.chunk(2, -1)
-        q, k = torch.cat([a * cos - b * sin, b * cos + a * sin], -1), torch.cat([c * cos - d * sin, d * cos + c * sin], -1)
+        q, k = (
+            torch.cat([a * cos - b * sin, b * cos + a * sin], -1),
+            torch.cat([c * cos - d * sin, d * cos + c * sin], -1),
+        )
     row = torch.arange(B, device=joint.device)
     keys[row, lengths], values[row, lengths] = k.to(keys.dtype), v.to(values.dtype)
     visible = torch.arange(slots, device=joint.device) <= lengths[:, None]

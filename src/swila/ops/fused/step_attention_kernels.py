@@ -102,9 +102,7 @@ def attend(
 
 
 @triton.jit
-def combine(
-    partial, out, lengths, alive, SPLITS, H: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr
-):
+def combine(partial, out, lengths, alive, SPLITS, H: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr):
     """Join the splits of a head; the first head of an alive row counts the token."""
     unit = tl.program_id(0)
     b = unit // H

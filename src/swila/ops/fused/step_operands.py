@@ -75,22 +75,22 @@ def step_operands_reference(
         if i < 2:
             y = y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
         found.append(y.to(joint.dtype))
-    for part in others:
-        if part.kind == "zeros":
-            found.append(joint.new_zeros(len(joint), part.width))
+    for other in others:
+        if other.kind == "zeros":
+            found.append(joint.new_zeros(len(joint), other.width))
             continue
-        if part.weight is None:
-            y = joint[:, part.column : part.column + part.width // part.repeat].float()
-            y = y.repeat_interleave(part.repeat, -1)
+        if other.weight is None:
+            y = joint[:, other.column : other.column + other.width // other.repeat].float()
+            y = y.repeat_interleave(other.repeat, -1)
         else:
-            y = joint[:, part.column : part.column + part.weight.shape[1]].float() @ part.weight.float().mT
-        y = y if part.bias is None else y + part.bias.float()
-        if part.kind == "sigmoid":
+            y = joint[:, other.column : other.column + other.weight.shape[1]].float() @ other.weight.float().mT
+        y = y if other.bias is None else y + other.bias.float()
+        if other.kind == "sigmoid":
             y = y.sigmoid()
-        elif part.kind == "decay":
-            assert part.rates is not None
-            y = -part.rates.float().exp().repeat_interleave(part.group) * F.softplus(y)
-        found.append(y if part.kind == "decay" else y.to(joint.dtype))
+        elif other.kind == "decay":
+            assert other.rates is not None
+            y = -other.rates.float().exp().repeat_interleave(other.group) * F.softplus(y)
+        found.append(y if other.kind == "decay" else y.to(joint.dtype))
     return found
 
 
@@ -125,12 +125,12 @@ def step_operands(joint: Tensor, alive: Tensor, heads: Sequence[Heads], others: 
             pointers += [None, None, None, None]
             sizes |= {f"{name}{i}": 0 for name in "TCNRQGX"}
             continue
-        part = others[i]
-        tiles, rank = -(-part.width // BN), 0 if part.weight is None else part.weight.shape[1]
-        out = joint.new_empty(B, part.width, dtype=torch.float32 if part.kind == "decay" else joint.dtype)
+        other = others[i]
+        tiles, rank = -(-other.width // BN), 0 if other.weight is None else other.weight.shape[1]
+        out = joint.new_empty(B, other.width, dtype=torch.float32 if other.kind == "decay" else joint.dtype)
         found.append(out)
-        pointers += [part.weight, part.bias, part.rates, out]
-        values = (tiles, part.column, part.width, rank, part.repeat, part.group, _KINDS[part.kind])
+        pointers += [other.weight, other.bias, other.rates, out]
+        values = (tiles, other.column, other.width, rank, other.repeat, other.group, _KINDS[other.kind])
         sizes |= {f"{name}{i}": value for name, value in zip("TCNRQGX", values, strict=True)}
         programs += tiles
     taps = 0 if heads[0].weight is None else heads[0].weight.shape[1]
