@@ -69,3 +69,42 @@ def test_models_that_generate_other_tokens_are_not_timed(monkeypatch):
     monkeypatch.setattr(generation, "generate", last_token_changed)
     reason = "swila-tiny generates other tokens than with transformers' generate"
     assert generation.refused("swila-374m", "cpu") == reason
+
+
+def test_what_does_not_fit_is_a_row(monkeypatch):
+    """The other ways and cases are timed all the same, and saved after each."""
+    pytest.importorskip("transformers")
+    from swila.benchmarks import generation
+
+    def prefill(model, ids):
+        if len(ids) == 3:
+            raise torch.OutOfMemoryError
+        return SimpleNamespace(num_bytes=lambda: 5)
+
+    def too_large(*arguments):
+        raise torch.OutOfMemoryError
+
+    released, saved = [], []
+    monkeypatch.setattr(generation, "refused", lambda name, device: "wrong" if name == "gdn-tiny" else None)
+    monkeypatch.setattr(generation, "prefill", prefill)
+    monkeypatch.setattr(generation, "_by_swila", lambda *arguments: None)
+    monkeypatch.setattr(generation, "_by_transformers", too_large)
+    monkeypatch.setattr(generation, "release", released.append)
+    names = ["swila-tiny", "gdn-tiny"]
+    rows, wrong = generation.benchmark(
+        names,
+        [3, 2],
+        4,
+        17,
+        "cpu",
+        torch.float32,
+        False,
+        1,
+        save=lambda *found: saved.append((len(found[0]), *found[1])),
+    )
+    assert saved == [(1,), (2,), (2, "gdn-tiny")]
+    assert wrong == {"gdn-tiny": "wrong"}
+    assert rows[0] == generation.Timing("swila-tiny", 3, None, {}, {}, None, None, ("prompts",))
+    assert (rows[1].batch, rows[1].state_bytes, rows[1].out_of_memory) == (2, 5, ("transformers",))
+    assert list(rows[1].token_ms) == list(rows[1].start_s) == ["swila"]
+    assert len(released) >= 3

@@ -405,3 +405,21 @@ def test_bench_refuses_to_time_what_is_wrong(run, tmp_path, monkeypatch):
     assert result.exit_code == 1
     assert "gdn-tiny is not timed: gdn-tiny generates other tokens" in result.output
     assert json.loads((tmp_path / "g.json").read_text())["timings"] == []
+
+
+def test_bench_writes_results_as_they_come(run, tmp_path, monkeypatch):
+    from swila.benchmarks import generation
+
+    def time(model, name, batch, *others):
+        if batch == 3:
+            raise KeyboardInterrupt
+        return generation.Timing(name, batch, None, {}, {}, None, None, ("prompts",))
+
+    monkeypatch.setattr(generation, "_time", time)
+    monkeypatch.setattr(generation, "refused", lambda name, device: None)
+    arguments = ["--model", "gdn-tiny", "--device", "cpu", "--batch", 2, "--out", tmp_path / "g.json"]
+    run("bench", "generate", *arguments, "--batch", 3)
+    assert [row["batch"] for row in json.loads((tmp_path / "g.json").read_text())["timings"]] == [2]
+    result = run("bench", "generate", *arguments)
+    assert "out of memory" in result.output
+    assert result.exit_code == 0

@@ -30,7 +30,7 @@ def kernels(device, request):
     register_backend(
         Backend(
             "emulated", "", emulated.forward, emulated.backward, saved_like, step=emulated.step,
-            step_inplace=partial(emulated.step, inplace=True), step_has_gradients=False,
+            step_inplace=partial(emulated.step, inplace=True), step_takes_alive=True, step_has_gradients=False,
             refuses=lambda problem: unsupported(problem), operand_bits=operand_bits,
         )
     )  # fmt: skip
@@ -260,6 +260,22 @@ def test_step_of_wider_heads(kernels, device, K, V):
     found = switching_delta_rule_step(**call, backend=kernels)
     torch.testing.assert_close(found.output, expected.output)
     torch.testing.assert_close(found.state.W, expected.state.W)
+
+
+@pytest.mark.parametrize("name", ["plain", "gated-temporal"])
+def test_step_of_some_rows(kernels, device, name):
+    call = make_call(VARIANTS[name], Shape(B=3, T=1, H=2, K=16, V=32, J=3), device=device, requires_grad=False)
+    everywhere = switching_delta_rule_step(**call, backend=kernels)
+    state = SwitchingState(*(None if t is None else t.clone() for t in call["initial_state"]))
+    alive = torch.tensor([True, False, True], device=device)
+    found = switching_delta_rule_step(**call | {"initial_state": state}, backend=kernels, inplace=True, alive=alive)
+    assert torch.equal(found.output[alive], everywhere.output[alive])
+    assert found.output.isfinite().all()
+    for mine, before, after in zip(state, call["initial_state"], everywhere.state, strict=True):
+        if mine is not None:
+            assert torch.equal(mine[alive], after[alive])
+            assert torch.equal(mine[~alive], before[~alive])
+            assert not torch.equal(after[~alive], before[~alive])
 
 
 def test_step_of_mixed_dtypes(kernels, device):

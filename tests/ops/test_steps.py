@@ -66,6 +66,44 @@ def test_in_place(name, variant):
     assert not torch.equal(state.W, call["initial_state"].W)
 
 
+@pytest.mark.parametrize("name", ["reference", "blocked", "numba"])
+@pytest.mark.parametrize("variant", ["plain", "gated-temporal"])
+def test_in_place_for_some_rows(name, variant):
+    call = token(variant)
+    state = SwitchingState(*(None if t is None else t.clone() for t in call["initial_state"]))
+    expected = switching_delta_rule_step(**call, backend=name)
+    alive = torch.tensor([False, True])
+    found = switching_delta_rule_step(**call | {"initial_state": state}, backend=name, inplace=True, alive=alive)
+    assert torch.equal(found.output[1], expected.output[1])
+    for mine, before, after in zip(state, call["initial_state"], expected.state, strict=True):
+        if mine is not None:
+            assert torch.equal(mine[0], before[0])
+            assert torch.equal(mine[1], after[1])
+
+
+def test_a_way_in_place_that_knows_no_rows_is_not_asked_for_some(registry):
+    def inplace(x, options):
+        raise AssertionError
+
+    register_backend(replace(get_backend("reference"), name="decoder", step_inplace=inplace))
+    switching_delta_rule_step(**token(), backend="decoder", inplace=True, alive=torch.tensor([False, True]))
+
+
+@pytest.mark.parametrize(
+    ("alive", "inplace", "message"),
+    [
+        (torch.ones(2, dtype=torch.bool), False, "alive must be None with inplace=False"),
+        (torch.ones(3, dtype=torch.bool), True, r"alive must be bool and \[B\] = \[2\], got torch.bool of shape \[3\]"),
+        (torch.ones(2), True, r"alive must be bool and \[B\] = \[2\], got torch.float32"),
+        ([True, True], True, r"alive must be bool and \[B\] = \[2\], got list"),
+        (torch.ones(2, 2, dtype=torch.bool)[:, 0], True, "alive must be contiguous"),
+    ],
+)
+def test_rows_that_cannot_be_chosen(alive, inplace, message):
+    with pytest.raises(ValueError, match=message):
+        switching_delta_rule_step(**token(), inplace=inplace, alive=alive)
+
+
 @pytest.mark.parametrize("operation", [switching_delta_rule, switching_delta_rule_step])
 def test_defaults(operation):
     """Errors at the decayed state, responsibilities with their denominator."""

@@ -14,10 +14,11 @@ def generation_table(record: dict[str, Any]) -> str:
     """Markdown for the results: a row for each model and batch size."""
     rows = []
     for row in record["timings"]:
-        times = [row["token_ms"][way] for way in HEADINGS]
-        speedups = [row["token_ms"]["transformers"] / row["token_ms"][way] for way in ("swila", "swila, compiled")]
-        numbers = [f"{row['prefill_ms']:.0f}", *(f"{time:.2f}" for time in times)]
-        rows.append((row["model"], str(row["batch"]), *numbers, *(f"{speedup:.1f}" for speedup in speedups)))
+        times = [row["token_ms"].get(way) for way in HEADINGS]
+        ours, compiled, theirs = times
+        speedups = [None if theirs is None or time is None else theirs / time for time in (ours, compiled)]
+        numbers = [_number(row["prefill_ms"], 0), *(_number(time, 2) for time in times)]
+        rows.append((row["model"], str(row["batch"]), *numbers, *(_number(speedup, 1, "") for speedup in speedups)))
     text = record["long"]
     assert text["same"]
     return markdown(
@@ -40,4 +41,9 @@ def speedups(record: dict[str, Any], way: str) -> list[float]:
         record: The results.
         way: ``"swila"`` or ``"swila, compiled"``.
     """
-    return [row["token_ms"]["transformers"] / row["token_ms"][way] for row in record["timings"]]
+    times = [row["token_ms"] for row in record["timings"]]
+    return [time["transformers"] / time[way] for time in times if way in time and "transformers" in time]
+
+
+def _number(value: float | None, digits: int, missing: str = "out of memory") -> str:
+    return missing if value is None else f"{value:.{digits}f}"

@@ -5,6 +5,7 @@ A model is timed only if a tiny version of it gives the same tokens with both, i
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from swila.generation import GenerationState, generate, prefill
+from swila.generation import GenerationState, generate, prefill, release
 from swila.models import SwiLAConfig, SwiLAForCausalLM
 
 WAYS = ("swila", "swila, compiled", "transformers")
@@ -28,20 +29,22 @@ class Timing(NamedTuple):
     Attributes:
         model: Name of the preset.
         batch: Batch size.
-        prefill_ms: Time to read the prompts.
+        prefill_ms: Time to read the prompts; None if that runs out of memory.
         token_ms: Time of a decode step of the batch, by entry of :data:`WAYS`; entries that were not timed are missing.
         start_s: Time of the first call, with compilation and capture, by entry of :data:`WAYS`.
         peak_bytes: Peak memory during decoding with ``swila``, weights included.
         state_bytes: Size of the state of the batch after the prompts.
+        out_of_memory: What did not fit: ``"prompts"``, or entries of :data:`WAYS`.
     """
 
     model: str
     batch: int
-    prefill_ms: float
+    prefill_ms: float | None
     token_ms: dict[str, float]
     start_s: dict[str, float]
     peak_bytes: int | None
-    state_bytes: int
+    state_bytes: int | None
+    out_of_memory: tuple[str, ...] = ()
 
 
 class LongText(NamedTuple):
@@ -106,8 +109,11 @@ def benchmark(
     compiled: bool,
     repeats: int,
     progress: Callable[[str], None] = lambda text: None,
+    save: Callable[[list[Timing], dict[str, str]], None] = lambda timings, wrong: None,
 ) -> tuple[list[Timing], dict[str, str]]:
     """Time the models at each batch size; returns the times, and why some models were refused.
+
+    A case that runs out of memory is a :class:`Timing` that says so, and the next one follows.
 
     Args:
         names: Names of the presets.
@@ -119,43 +125,73 @@ def benchmark(
         compiled: Whether to time the compiled decode step as well.
         repeats: Number of measurements; the median counts.
         progress: Function that is called with a description of the current work.
+        save: Called with the results so far after every case.
     """
-    timings, wrong = [], {}
+    timings: list[Timing] = []
+    wrong: dict[str, str] = {}
     for name in names:
         progress(f"checking {name}")
         if reason := refused(name, device):
             wrong[name] = reason
+            save(timings, wrong)
             continue
         with torch.device(device):
             model = SwiLAForCausalLM(SwiLAConfig.preset(name)).to(dtype).eval()
         for batch in batches:
             progress(f"timing {name} with batch size {batch}")
             timings.append(_time(model, name, batch, prompt, new, compiled, repeats))
+            save(timings, wrong)
+            _free(model)
         del model
+        _free()
     return timings, wrong
+
+
+def _free(model: Any = None) -> None:
+    """Free the buffers and graphs that are kept with a model, and what the allocator keeps."""
+    if model is not None:
+        release(model)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _time(model: Any, name: str, batch: int, prompt: int, new: int, compiled: bool, repeats: int) -> Timing:
     ids = torch.randint(model.config.vocab_size, (batch, prompt), device=model.device)
-    state = prefill(model, ids)
-    reading = median(_seconds(lambda: prefill(model, ids), model) for _ in range(repeats))
+    try:
+        state = prefill(model, ids)
+        reading = median(_seconds(lambda: prefill(model, ids), model) for _ in range(repeats))
+    except torch.OutOfMemoryError:
+        return Timing(name, batch, None, {}, {}, None, None, ("prompts",))
     ways: dict[str, Callable[[int], Any]] = {}
     for compile in (False, True) if compiled else (False,):
         ways[WAYS[compile]] = partial(_by_swila, model, state, compile)
     ways[WAYS[2]] = partial(_by_transformers, model, ids, state)
-    starts, tokens, peak = {}, {}, None
+    starts: dict[str, float] = {}
+    tokens: dict[str, float] = {}
+    peaks: dict[str, int | None] = {}
+    too_large: list[str] = []
     for way, run in ways.items():
-        n = new if way != WAYS[2] else FEW
-        starts[way] = _seconds(partial(run, n), model)
-        if model.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        times = [
-            (_seconds(partial(run, n), model) - _seconds(partial(run, 1), model)) / (n - 1) for _ in range(repeats)
-        ]
-        tokens[way] = 1e3 * median(times)
-        if model.device.type == "cuda" and way == WAYS[0]:
-            peak = torch.cuda.max_memory_allocated()
-    return Timing(name, batch, 1e3 * reading, tokens, starts, peak, state.num_bytes())
+        try:
+            starts[way], tokens[way], peaks[way] = _time_way(model, run, new if way != WAYS[2] else FEW, repeats)
+        except torch.OutOfMemoryError:
+            too_large.append(way)
+        _free(model)
+    return Timing(
+        name, batch, 1e3 * reading, tokens, starts, peaks.get(WAYS[0]), state.num_bytes(), tuple(too_large)
+    )  # fmt: skip
+
+
+def _time_way(model: Any, run: Callable[[int], Any], new: int, repeats: int) -> tuple[float, float, int | None]:
+    """Return the seconds of the first call, the milliseconds of a token, and the peak of memory on a GPU."""
+    start = _seconds(partial(run, new), model)
+    on_gpu = model.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    times = [
+        (_seconds(partial(run, new), model) - _seconds(partial(run, 1), model)) / (new - 1) for _ in range(repeats)
+    ]
+    return start, 1e3 * median(times), torch.cuda.max_memory_allocated() if on_gpu else None
 
 
 def _by_swila(model: Any, state: GenerationState, compile: bool, new: int) -> None:

@@ -24,6 +24,7 @@ VARIANT_NAMES = (
     "unnormalized, unnormalized-gated-temporal"
 )
 SHAPE = "B4 T1024 H4 K64 V64 J4"
+OUT_OF_MEMORY = "out of memory"
 bench = typer.Typer(help="Benchmark the operation, generation and training.", no_args_is_help=True)
 
 
@@ -145,7 +146,8 @@ def generation(
 
     Compares swila.generate with generate of transformers, for the same models with random weights. Before it is timed,
     a tiny version of each model must give the same tokens with both, in float32. A model with other tokens is not
-    timed, and the exit status is then 1.
+    timed, and the exit status is then 1. What does not fit in memory is a row that says so. The results are written
+    after every case.
     """
     import json
 
@@ -156,7 +158,7 @@ def generation(
     from swila.environment import environment
 
     needs_transformers()
-    from swila.benchmarks.generation import WAYS, benchmark, read_long_text
+    from swila.benchmarks.generation import WAYS, LongText, benchmark, read_long_text
     from swila.models.language.presets import get_preset
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -171,12 +173,31 @@ def generation(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()  # fails before the measurement rather than after it
         console = Console()
+        record = {
+            "benchmark": "generate",
+            "environment": environment(),
+            "device": where,
+            "dtype": kind,
+            "prompt": prompt,
+            "new": new,
+            "repeats": repeats,
+        }
+
+        def save(timings: list, wrong: dict[str, str], text: LongText | None = None) -> None:
+            found = {
+                "timings": [row._asdict() for row in timings],
+                "refused": wrong,
+                "long": None if text is None else text._asdict(),
+            }
+            path.write_text(json.dumps(record | found, indent=2) + "\n")
+
         with console.status("starting") as status:
             timings, wrong = benchmark(
-                names, batch or [1, 64], prompt, new, where, parse_dtype(kind), compiled, repeats, status.update
+                names, batch or [1, 64], prompt, new, where, parse_dtype(kind), compiled, repeats, status.update, save
             )
             status.update("reading a long text")
             text = read_long_text(names[-1], long, where, parse_dtype(kind)) if long else None
+            save(timings, wrong, text)
     title = f"prompts of {prompt} tokens, {new} new tokens, {kind}, {where}: ms for the prompts, and per decode step"
     ways = [way for way in WAYS if compiled or way != WAYS[1]]
     table = Table(title=title, title_justify="left", box=None)
@@ -184,8 +205,9 @@ def generation(
     for heading in ("batch", "prompt", *ways):
         table.add_column(heading.removeprefix("swila, "), header_style="bold", justify="right", no_wrap=True)
     for row in timings:
-        times = (f"{row.token_ms[way]:.2f}" for way in ways)
-        table.add_row(row.model, str(row.batch), f"{row.prefill_ms:.0f}", *times)
+        times = (f"{row.token_ms[way]:.2f}" if way in row.token_ms else OUT_OF_MEMORY for way in ways)
+        reading = OUT_OF_MEMORY if row.prefill_ms is None else f"{row.prefill_ms:.0f}"
+        table.add_row(row.model, str(row.batch), reading, *times)
     console.print(table)
     for name, reason in wrong.items():
         console.print(f"[red]{name} is not timed: {reason}[/]")
@@ -195,19 +217,6 @@ def generation(
             f"{text.model} read {text.tokens:,} tokens in {text.read_s:.1f} s; the file of its state has "
             f"{text.file_bytes / 1e6:.1f} MB; generation resumed from the file: {continued}"
         )
-    record = {
-        "benchmark": "generate",
-        "environment": environment(),
-        "device": where,
-        "dtype": kind,
-        "prompt": prompt,
-        "new": new,
-        "repeats": repeats,
-        "timings": [row._asdict() for row in timings],
-        "refused": wrong,
-        "long": None if text is None else text._asdict(),
-    }
-    path.write_text(json.dumps(record, indent=2) + "\n")
     console.print(f"written to {path}")
     if wrong or (text is not None and not text.same):
         raise SystemExit(1)

@@ -13,9 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, DecoderSpec, rounded_up
 from swila.generation.guard import as_count, as_seed, check_model, check_state, evaluating
-from swila.generation.prompts import Prompts, as_tokens, prefill
+from swila.generation.prompts import Prompts, as_rows, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
+from swila.ops.fused.choice import serves
 
 _decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
 
@@ -76,7 +77,9 @@ def generate(
         return_state: Whether to return the state after the last token.
         streamer: Receives the tokens ``[B]`` of every step: a streamer of transformers, such as ``TextStreamer``, or a
             function.
-        compile: Whether to compile the decode step with ``torch.compile``. The first call is slow, later ones faster.
+        compile: Whether to compile the decode step with ``torch.compile``: the first call is slow, later ones faster.
+            It has no effect on blocks whose step runs in fused kernels, which is so on a GPU with Triton for most
+            models (not for FoX and mixtures of memories, under autocast, or with more than 128 rows).
         progress: Progress of the prompt processing; see :func:`swila.prefill`.
     """
     check_model(model)
@@ -92,10 +95,13 @@ def generate(
         raise ValueError(
             "model must have no forward hooks on blocks or mixers: decode steps do not call them; use model.generate"
         )
-    prompt_ids = [[]] if prompts is None else as_tokens(prompts, tokenizer, state is not None)
+    rows = None if prompts is None else as_rows(prompts, tokenizer, state is not None)
+    prompt_ids: list[list[int]] = [[]]
+    if rows is not None and (put is not None or tokenizer is not None):
+        prompt_ids = rows.lists()
     with evaluating(model):
-        if prompts is not None:
-            state = prefill(model, prompt_ids, None, state, progress=progress)
+        if rows is not None:
+            state = prefill(model, rows, None, state, progress=progress)
         elif state is None:
             raise ValueError("prompts or state must be given, got neither")
         else:
@@ -173,7 +179,8 @@ def _decoder(
     kind = model.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     dtypes = (*state.dtypes(), autocast)
-    spec = DecoderSpec(len(state), capacity, rounded_up(max_new_tokens), sampling, stop, pad, compiled, dtypes)
+    room, fused = rounded_up(max_new_tokens), serves(state.hidden)
+    spec = DecoderSpec(len(state), capacity, room, sampling, stop, pad, compiled, dtypes, fused)
     known = _decoders.pop(model, None)
     if known is not None and known.fits(spec):
         return known

@@ -13,12 +13,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
 from swila.layers import Cache
 from swila.layers.cache import LayerState, map_tensors
+from swila.layers.decoding import plain
+from swila.ops.fused.choice import serves
+from swila.ops.fused.next_token import Loop, keep_hidden, pick_token
+from swila.ops.fused.skinny import MOST_ROWS, skinny
 
 COPY_INTERVAL = 16  # steps between copies of the tokens to the host, without a streamer
 
@@ -35,6 +39,7 @@ class DecoderSpec(NamedTuple):
         pad: Token of finished rows.
         compiled: Whether blocks are compiled with ``torch.compile``.
         dtypes: Dtypes of the state and of autocast.
+        fused: Whether fused kernels serve the state.
     """
 
     batch_size: int
@@ -45,6 +50,7 @@ class DecoderSpec(NamedTuple):
     pad: int
     compiled: bool
     dtypes: tuple[torch.dtype | None, ...]
+    fused: bool = False
 
 
 class Decoder:
@@ -60,6 +66,7 @@ class Decoder:
         self.tokens = torch.full((spec.room, spec.batch_size), spec.pad, device=self.device)
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)  # step
         self.done = torch.zeros(spec.batch_size, dtype=torch.bool, device=self.device)
+        self.alive = torch.zeros_like(self.done)  # of the step that runs
         self.broken = torch.zeros(
             spec.batch_size, dtype=torch.long, device=self.device
         )  # first step without finite logits
@@ -144,6 +151,9 @@ class Decoder:
             self.graphs[bound].replay()
 
     def _decode(self, bound: int) -> None:
+        if self._fuses():
+            self._decode_fused(bound)
+            return
         logits = self.model.lm_head(self.hidden).float()
         alive = ~self.done
         broken = ~logits.amax(-1).isfinite() & alive & (self.broken == 0)
@@ -154,6 +164,25 @@ class Decoder:
         self.hidden.copy_(hidden.where(alive.unsqueeze(1), self.hidden))
         self.done |= (token.unsqueeze(1) == self.stop).any(1)
         self.at += 1
+
+    def _fuses(self) -> bool:
+        """Return whether the steps between the blocks are fused kernels as well: those of greedy decoding."""
+        model, hidden = self.model, self.hidden
+        if not self.spec.sampling.greedy or not serves(hidden) or len(hidden) > MOST_ROWS:
+            return False
+        if torch.is_autocast_enabled(self.device.type) or getattr(model.lm_head, "bias", None) is not None:
+            return False
+        parts = ((model.lm_head, nn.Linear), (model.model.norm, nn.RMSNorm), (model.model.embed_tokens, nn.Embedding))
+        return all(plain(part, hidden.dtype, kind) for part, kind in parts)
+
+    def _decode_fused(self, bound: int) -> None:
+        model, norm = self.model.model, self.model.model.norm
+        loop = Loop(self.at, self.done, self.broken, self.tokens, self.alive)
+        logits = skinny(self.hidden, [self.model.lm_head.weight])
+        x = pick_token(logits, model.embed_tokens.weight, self.stop, loop, self.spec.pad)
+        x = model.step_blocks(x, self._states_up_to(bound), self.alive, self.spec.compiled)
+        eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
+        keep_hidden(x, norm.weight, eps, self.hidden, loop)
 
     def _states_up_to(self, bound: int) -> list[LayerState]:
         if not self.attends:

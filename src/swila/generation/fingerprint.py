@@ -27,26 +27,27 @@ def weights_fingerprint(model: Any) -> str:
     detected if it changes one of the sampled values. On a GPU, where reading them would wait for the device, such a
     write is not detected, nor is one by a replayed CUDA graph.
     """
-    about = _about(model)
-    places = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters())
-    sampled = _host(_sample(p) for p in model.parameters()) if model.device.type == "cpu" else b""
-    now = about, places, sampled
+    parameters = list(model.parameters())
+    places = tuple((p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in parameters)
+    sampled = _host(_sample(p) for p in parameters) if model.device.type == "cpu" else b""
+    now = json.dumps(_options(model), sort_keys=True, default=str), places, sampled
     known = _known.get(model)
     if known is None or known[0] != now:
-        sums = _host(part for p in model.parameters() for part in _sums(p))
+        shapes = [(name, str(p.dtype), list(p.shape)) for name, p in model.named_parameters()]
+        about = json.dumps([*_options(model), shapes], sort_keys=True, default=str)
+        sums = _host(part for p in parameters for part in _sums(p))
         known = _known[model] = now, hashlib.sha256(about.encode() + sums).hexdigest()
     return known[1]
 
 
-def _about(model: Any) -> str:
-    """Return the architecture, options and shapes as JSON."""
+def _options(model: Any) -> list[Any]:
+    """Return the architecture and its options."""
     config = model.config
     options = {
         mixer: {name: value for name, value in config.options_of(mixer).items() if name not in WITHOUT_EFFECT}
         for mixer in dict.fromkeys(config.layer_mixers)
     }
-    shapes = [(name, str(p.dtype), list(p.shape)) for name, p in model.named_parameters()]
-    return json.dumps([config.layer_mixers, options, config.norm_eps, shapes], sort_keys=True, default=str)
+    return [config.layer_mixers, options, config.norm_eps]
 
 
 def _bits(p: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,53 @@ from swila.generation.fingerprint import weights_fingerprint
 from swila.generation.guard import as_count, check_model, check_state, evaluating
 from swila.generation.state import GenerationState
 from swila.layers import Cache
+from swila.layers.cache import join_rows
+from swila.ops.validation import INTEGER
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | Mapping[str, Any]
 
-CHUNK_SIZE = {True: 4096, False: 16384}  # default, with and without attention layers
+PASS = 131072  # most tokens of all rows in one pass of the model
+MASK = 2**31  # most pairs of a new and an earlier token, for which attention has a mask
+LEAST = 256  # tokens of each row in one pass, however many rows there are
+CHUNK_SIZE = {True: 4096, False: 16384}  # most tokens of a row: with attention to earlier tokens, and without attention
+
+
+class Rows(NamedTuple):
+    """Token ids of prompts.
+
+    Attributes:
+        ids: Ids ``[B, longest]``, int64, padded with 0 on the right.
+        lengths: Number of tokens of each row.
+    """
+
+    ids: Tensor
+    lengths: list[int]
+
+    def take(self, some: slice) -> Rows:
+        """Return some of the rows, no longer than they need to be."""
+        lengths = self.lengths[some]
+        return Rows(self.ids[some, : max(lengths)], lengths)
+
+    def lists(self) -> list[list[int]]:
+        """Return the rows as lists."""
+        return [row[:length] for row, length in zip(self.ids.tolist(), self.lengths, strict=True)]
+
+
+def as_rows(prompts: Prompts | Rows, tokenizer: Any, continued: bool = False) -> Rows:
+    """Return prompts of any kind as one tensor; see :func:`as_tokens`. A tensor ``[B, T]`` stays where it is."""
+    if isinstance(prompts, Rows):
+        return prompts
+    if isinstance(prompts, Tensor) and prompts.ndim == 2 and prompts.dtype in INTEGER and prompts.numel() > 0:
+        return Rows(prompts.long(), [prompts.shape[1]] * prompts.shape[0])
+    rows = as_tokens(prompts, tokenizer, continued)
+    lengths = [len(row) for row in rows]
+    ids = torch.zeros(len(rows), max(lengths), dtype=torch.long, device="cpu")
+    for i, row in enumerate(rows):
+        try:
+            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long, device="cpu")
+        except (OverflowError, RuntimeError, ValueError):
+            raise ValueError(f"prompts must hold ids that are 64-bit integers, got {max(row, key=abs)}") from None
+    return Rows(ids, lengths)
 
 
 def as_tokens(prompts: Prompts, tokenizer: Any, continued: bool = False) -> list[list[int]]:
@@ -70,7 +113,7 @@ def _plain(x: Any) -> Any:
 @torch.no_grad()
 def prefill(
     model: Any,
-    prompts: Prompts,
+    prompts: Prompts | Rows,
     tokenizer: Any = None,
     state: GenerationState | None = None,
     chunk_size: int | None = None,
@@ -79,7 +122,7 @@ def prefill(
     """Process prompts and return the state after them.
 
     Long prompts are processed in chunks, so that memory does not grow with their length (except for keys and values of
-    attention).
+    attention). Models with attention read many rows in groups, each at once.
 
     Args:
         model: A :class:`swila.SwiLAForCausalLM`.
@@ -87,42 +130,97 @@ def prefill(
         tokenizer: Tokenizer for prompts that are text.
         state: State to continue from, made with the same weights; it is not modified. A state with one row is used for
             all prompts. The tokenizer's start token is removed from text that continues a state.
-        chunk_size: Number of tokens of each row per chunk. Default: 16,384, or 4,096 for models with attention.
-        progress: Called after each chunk with the number of processed tokens and the length of the longest prompt.
+        chunk_size: Number of tokens of each row per chunk, with all rows at once. Default: such that a pass of the
+            model has at most 131,072 tokens (but 256 of each row), and 16,384 of a row, or 4,096 for models with
+            attention that continue a text.
+        progress: Called after each pass with the number of processed tokens of each row (on average) and the length of
+            the longest prompt.
     """
     check_model(model)
     check_state(state)
-    prompt_ids = as_tokens(prompts, tokenizer, state is not None)
+    rows = as_rows(prompts, tokenizer, state is not None)
     if state is not None:
         state.check_fits(model)
-    chunk_size = CHUNK_SIZE[model.model.attends] if chunk_size is None else as_count("chunk_size", chunk_size, 1)
-    if state is not None and len(state) != len(prompt_ids):
+    chunk_size = None if chunk_size is None else as_count("chunk_size", chunk_size, 1)
+    if state is not None and len(state) != len(rows.lengths):
         if len(state) != 1:
-            raise ValueError(f"state must have one row, or one for each of {len(prompt_ids)} prompts, got {len(state)}")
-        state = state[[0] * len(prompt_ids)]
-    if state is None and not all(prompt_ids):
+            raise ValueError(
+                f"state must have one row, or one for each of {len(rows.lengths)} prompts, got {len(state)}"
+            )
+        state = state[[0] * len(rows.lengths)]
+    if state is None and not all(rows.lengths):
         raise ValueError("prompts must have at least one token each, or a state to continue from")
-    if wrong := [token for row in prompt_ids for token in row if not 0 <= token < model.config.vocab_size]:
-        raise ValueError(f"prompts must hold ids below vocab_size = {model.config.vocab_size}, got {wrong[0]}")
-    lengths, longest, device = [len(row) for row in prompt_ids], max(map(len, prompt_ids)), model.device
-    cache = Cache() if state is None else state.cache.released()
+    wrong = (rows.ids < 0) | (rows.ids >= model.config.vocab_size)
+    if bool(wrong.any()):
+        first = int(rows.ids[wrong][0])
+        raise ValueError(f"prompts must hold ids below vocab_size = {model.config.vocab_size}, got {first}")
     weights = weights_fingerprint(model) if state is None else state.weights
-    hidden = None if state is None else state.hidden
-    padded = torch.zeros(len(prompt_ids), longest, dtype=torch.long, device="cpu")
-    for i, row in enumerate(prompt_ids):
-        padded[i, : len(row)] = torch.tensor(row, dtype=torch.long, device="cpu")
+    count, longest = len(rows.lengths), max(rows.lengths)
+    earlier = 0 if state is None else max(state.tokens)
+    group, chunk_size = passes(count, longest, model.model.attends, earlier, chunk_size)
+    caches: list[Cache] = []
+    ends: list[Tensor] = []
     with evaluating(model):
-        for start in range(0, longest, chunk_size):
-            ids = padded[:, start : start + chunk_size].to(device)
-            here = torch.tensor([min(max(length - start, 0), ids.shape[1]) for length in lengths], device=device)
-            ragged = any(length < start + ids.shape[1] for length in lengths)
-            mask = (torch.arange(ids.shape[1], device=device) < here.unsqueeze(1)).long() if ragged else None
+        for first in range(0, count, group):
+            some = slice(first, min(first + group, count))
+            part = rows.take(some)
+            begun = state if state is None or group >= count else state[some]
+            cache = Cache() if begun is None else begun.cache.released()
+            last = before = None if begun is None else begun.hidden
+            for hidden, tokens in _read(model, part, cache, before, chunk_size):
+                last = hidden
+                if progress is not None:
+                    done = first + len(part.lengths) * tokens / max(part.lengths)  # rows
+                    progress(int(done * longest / count), longest)
+            assert last is not None
+            ends.append(last)
+            caches.append(cache)
+    read = [a + b for a, b in zip([0] * count if state is None else state.tokens, rows.lengths, strict=True)]
+    whole = caches[0] if len(caches) == 1 else join_rows(caches)
+    return GenerationState(whole, torch.cat(ends), model.config.layer_mixers, read, weights)
+
+
+def passes(rows: int, longest: int, attends: bool, earlier: int = 0, chunk_size: int | None = None) -> tuple[int, int]:
+    """Return the number of rows that are read together, and the number of tokens of each in one pass of the model.
+
+    Recurrent layers read all rows together, in stretches of time. Attention is fastest without a cache of earlier
+    tokens, so a row is read at once where that fits, and rows in groups.
+
+    Args:
+        rows: Number of rows.
+        longest: Number of tokens of the longest.
+        attends: Whether the model has attention layers.
+        earlier: Largest number of earlier tokens of a row.
+        chunk_size: Number of tokens of each row in one pass, if the user gives it.
+    """
+    if chunk_size is not None:
+        return rows, chunk_size
+    if not attends:
+        return rows, min(max(PASS // rows, LEAST), CHUNK_SIZE[False])
+    if earlier == 0 and longest <= PASS:
+        return min(rows, PASS // longest), longest
+    most = min(PASS, MASK // (earlier + longest)) // CHUNK_SIZE[True]
+    return min(rows, max(most, 1)), CHUNK_SIZE[True]
+
+
+def _read(model: Any, rows: Rows, cache: Cache, hidden: Tensor | None, chunk_size: int) -> Iterator[tuple[Tensor, int]]:
+    """Read rows into a cache; after every pass yield the last hidden state of each row, and the number of tokens read.
+
+    ``hidden`` is the last hidden state of rows that have no token.
+    """
+    longest, shortest, device = max(rows.lengths), min(rows.lengths), model.device
+    lengths = torch.tensor(rows.lengths, dtype=torch.long, device="cpu")
+    for start in range(0, longest, chunk_size):
+        end = min(start + chunk_size, longest)
+        ids = rows.ids[:, start:end].to(device, non_blocking=True)
+        if shortest >= end:
+            out = model.model(ids, past_key_values=cache, use_cache=True, return_dict=True)
+            hidden = out.last_hidden_state[:, -1].clone()  # a view would keep all of them
+        else:
+            here = (lengths - start).clamp(0, end - start).to(device)
+            mask = (torch.arange(end - start, device=device) < here.unsqueeze(1)).long()
             out = model.model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True)
-            last = out.last_hidden_state[torch.arange(len(prompt_ids), device=device), (here - 1).clamp_min(0)]
+            last = out.last_hidden_state[torch.arange(len(here), device=device), (here - 1).clamp_min(0)]
             hidden = last if hidden is None else torch.where((here > 0).unsqueeze(1), last, hidden)
-            if progress is not None:
-                progress(min(start + chunk_size, longest), longest)
-    assert hidden is not None
-    before = [0] * len(prompt_ids) if state is None else state.tokens
-    read = [a + b for a, b in zip(before, lengths, strict=True)]
-    return GenerationState(cache, hidden, model.config.layer_mixers, read, weights)
+        del out
+        yield hidden, end

@@ -32,9 +32,14 @@ class Sampling:
         if not isinstance(self.top_p, Real) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken: the temperature is 0, or denormal in float32."""
+        return self.temperature < torch.finfo(torch.float32).tiny
+
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """Sample tokens ``[B]`` from float32 logits ``[B, vocabulary]``, without host synchronisation."""
-        if self.temperature < torch.finfo(torch.float32).tiny:  # 0 or denormal in float32
+        if self.greedy:
             return logits.argmax(-1)
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # at most 0, so that nothing overflows
         if self.top_k is not None and self.top_k < logits.shape[-1]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Shape = tuple[int, ...] | None
 SHARED = "layer_idx must be given, and differ between layers, for layers that share a cache"
@@ -222,6 +223,30 @@ def batch_size(state: LayerState) -> int:
 def merge_rows(old: Any, new: Any, rows: Tensor) -> Any:
     """Return ``old`` with the given rows replaced by ``new``, for nested states of the same structure."""
     return map_tensors(lambda before, after: before.index_copy(0, rows, after.to(before.dtype)), old, new)
+
+
+def join_rows(caches: Sequence[Cache]) -> Cache:
+    """Return a cache with the rows of several, one after another; the given ones are emptied, to save memory.
+
+    Keys and values are padded to those of the longest.
+    """
+    new = Cache()
+    new._owners = dict(caches[0]._owners)
+    new._tokens = {i: max(cache._tokens[i] for cache in caches) for i in caches[0]._tokens}
+    for i in sorted(caches[0]._states):
+        states = [cache._states.pop(i) for cache in caches]
+        kept: list[Any] = [state.pop("attn_state", None) for state in states]
+        joined = map_tensors(lambda *parts: torch.cat(parts), *states)
+        if kept[0] is not None:
+            kept = [_padded(parts, max(part[-1].shape[1] for part in kept)) for parts in kept]
+            kept[:1] = [map_tensors(lambda *parts: torch.cat(parts), *kept)]
+        new._states[i] = {**joined, "attn_state": kept[0]}
+    return new
+
+
+def _padded(parts: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
+    """Return tensors ``[N, S, ...]`` of S tokens with ``length`` of them, the last ones 0."""
+    return tuple(F.pad(t, (0, 0) * (t.ndim - 2) + (0, length - t.shape[1])) for t in parts)
 
 
 def select_rows(state: Any, rows: Tensor) -> Any:

@@ -11,7 +11,7 @@ from swila.ops import library
 from swila.ops.call import PER_TOKEN, Inputs, Options, Results, needs_grad
 from swila.ops.choice import serving_backend
 from swila.ops.types import SwitchingOutput, SwitchingState
-from swila.ops.validation import as_state, check_values
+from swila.ops.validation import as_state, check_alive, check_values
 
 
 def switching_delta_rule(
@@ -99,6 +99,7 @@ def switching_delta_rule_step(
     return_state: bool = True,
     backend: str = "auto",
     inplace: bool = False,
+    alive: Tensor | None = None,
 ) -> SwitchingOutput:
     """One decode step of :func:`switching_delta_rule`: one token, from the state that the previous call returned.
 
@@ -123,6 +124,8 @@ def switching_delta_rule_step(
         backend: See :func:`switching_delta_rule`.
         inplace: Whether to write the new state into ``initial_state`` and return those tensors. This needs no second
             state in memory, and a captured CUDA graph finds the state at the same address. It has no gradients.
+        alive: Rows to update with ``inplace``, bool ``[B]``; None for all. The state of the other rows stays
+            bit-identical, and their output is undefined.
     """
     tokens = [q, k, v, beta, key_logits, query_logits, log_decay, key_gate, query_gate]
     has_time = not isinstance(q, Tensor) or q.ndim != 3
@@ -143,21 +146,24 @@ def switching_delta_rule_step(
             )
         if needs_grad(x):
             raise ValueError("inplace must be False where gradients are needed, got an input that requires them")
-    results = _run(x, Options(decay_order, normalize, return_state), backend, step=True, inplace=inplace)
+    check_alive(alive, x, inplace)
+    results = _run(x, Options(decay_order, normalize, return_state), backend, step=True, inplace=inplace, alive=alive)
     output = results.output if has_time else results.output.squeeze(1)
     return SwitchingOutput(output, results.state)
 
 
-def _run(x: Inputs, options: Options, backend: str, step: bool = False, inplace: bool = False) -> Results:
+def _run(
+    x: Inputs, options: Options, backend: str, step: bool = False, inplace: bool = False, alive: Tensor | None = None
+) -> Results:
     if torch.compiler.is_compiling():
         if inplace:
-            return library.traced_step_in_place(x, options, backend)
+            return library.traced_step_in_place(x, options, backend, alive)
         return library.traced(x, options, backend, step)
     save = needs_grad(x)
     chosen = serving_backend(x, options, backend, save, step)
     if inplace:
         check_values(x)
-        return chosen.run_step_in_place(x, options)
+        return chosen.run_step_in_place(x, options, alive)
     forward = chosen.differentiable
     if step and chosen.step is not None and (chosen.step_has_gradients or not save):
         forward = chosen.step

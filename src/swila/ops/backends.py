@@ -44,6 +44,7 @@ class Backend:
         differentiable: The forward as torch code that autograd can trace, or None; used in eager mode.
         step: ``(inputs, options) -> results`` for T = 1, an implementation for decoding, or None.
         step_inplace: The same, writing the new state into the old one.
+        step_takes_alive: Whether ``step_inplace`` has a third argument, the rows to update (bool ``[B]``, or None).
         step_has_gradients: Whether autograd can trace ``step``.
         unusable: Returns why the backend cannot run on this machine, or None.
         refuses: Returns why the backend cannot serve a problem, or None.
@@ -59,21 +60,28 @@ class Backend:
     saved_like: Callable[[Inputs, Options], list[Tensor]] = lambda x, options: []
     differentiable: Callable[[Inputs, Options], Results] | None = None
     step: Callable[[Inputs, Options], Results] | None = None
-    step_inplace: Callable[[Inputs, Options], Results] | None = None
+    step_inplace: Callable[..., Results] | None = None
+    step_takes_alive: bool = False
     step_has_gradients: bool = True
     unusable: Callable[[], str | None] = _no_objection
     refuses: Callable[[Problem], str | None] = _no_objection
     slow_on_gpu: bool = False
     operand_bits: Callable[[torch.dtype], int | None] = _no_objection
 
-    def run_step_in_place(self, x: Inputs, options: Options) -> Results:
-        """Run the step in place: by ``step_inplace`` if possible, else by copying the new state into the old one."""
+    def run_step_in_place(self, x: Inputs, options: Options, alive: Tensor | None = None) -> Results:
+        """Run the step in place: by ``step_inplace`` if possible, else by copying the new state into the old one.
+
+        Rows that are not ``alive`` (bool ``[B]``; None: all are) keep their state bit for bit.
+        """
         if self.step_inplace is not None and all(t is None or t.is_contiguous() for t in (x.W, x.r, x.rho)):
-            return self.step_inplace(x, options)
+            if self.step_takes_alive:
+                return self.step_inplace(x, options, alive)
+            if alive is None:
+                return self.step_inplace(x, options)
         results = self.forward(x, options, False)[0] if self.step is None else self.step(x, options)
         for old, new in zip((x.W, x.r, x.rho), results.final, strict=True):
             if old is not None and new is not None:
-                old.copy_(new)
+                old.copy_(new if alive is None else torch.where(alive.view(-1, *[1] * (old.ndim - 1)), new, old))
         return results._replace(W=x.W, r=x.r, rho=x.rho)
 
 

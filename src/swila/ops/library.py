@@ -36,7 +36,7 @@ _library.define(
 _MUTABLE = _TENSORS
 for _mark, _name in zip("abc", STATE, strict=True):
     _MUTABLE = _MUTABLE.replace(f"Tensor? {_name},", f"Tensor({_mark}!)? {_name},")
-_library.define(f"switching_delta_rule_step_({_MUTABLE}, {_OPTIONS}, str backend) -> Tensor")
+_library.define(f"switching_delta_rule_step_({_MUTABLE}, {_OPTIONS}, str backend, Tensor? alive) -> Tensor")
 
 
 _forward_op = torch.ops.swila.switching_delta_rule.default
@@ -52,11 +52,11 @@ def traced(x: Inputs, options: Options, backend: str, step: bool = False) -> Res
     return as_results(x, options, tensors)
 
 
-def traced_step_in_place(x: Inputs, options: Options, backend: str) -> Results:
+def traced_step_in_place(x: Inputs, options: Options, backend: str, alive: Tensor | None = None) -> Results:
     """The step that overwrites the state, as one opaque node without gradients."""
     if backend == "auto":
         backend = _auto_step()
-    return Results(_step_op(*x, *options, backend), x.W, x.r, x.rho)
+    return Results(_step_op(*x, *options, backend, alive), x.W, x.r, x.rho)
 
 
 def eager(x: Inputs, options: Options, backend: str, save: bool) -> Results:
@@ -178,14 +178,14 @@ def _backward(*args) -> list[Tensor]:
 
 @torch.library.impl(_library, "switching_delta_rule_step_", "CompositeExplicitAutograd")
 def _step_in_place(*args) -> Tensor:
-    x, options, (backend,) = _split(args)
+    x, options, (backend, alive) = _split(args)
     check_values(x)
-    return backend_of(x, options, backend, False, step=True).run_step_in_place(x, options).output
+    return backend_of(x, options, backend, False, step=True).run_step_in_place(x, options, alive).output
 
 
 @torch.library.register_fake("swila::switching_delta_rule_step_", lib=_library)
 def _step_in_place_fake(*args) -> Tensor:
-    x, options, (backend,) = _split(args)
+    x, options, (backend, _) = _split(args)
     serving_backend(x, options, backend, False, step=True)
     return empty_results(x, options).output
 

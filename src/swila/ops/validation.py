@@ -116,6 +116,19 @@ def as_state(initial_state: SwitchingState | None) -> tuple[Tensor | None, Tenso
     return initial_state
 
 
+def check_alive(alive: Tensor | None, x: Inputs, inplace: bool) -> None:
+    """Raise ValueError unless ``alive`` is None, or a mask of the rows of a step in place."""
+    if alive is None:
+        return
+    if not inplace:
+        raise ValueError("alive must be None with inplace=False: it selects the rows whose state is written to")
+    if not isinstance(alive, Tensor) or alive.dtype != torch.bool or alive.shape != x.q.shape[:1]:
+        got = f"{alive.dtype} of shape {list(alive.shape)}" if isinstance(alive, Tensor) else type(alive).__name__
+        raise ValueError(f"alive must be bool and [B] = {list(x.q.shape[:1])}, got {got}")
+    if alive.device != x.q.device or not alive.is_contiguous():
+        raise ValueError(f"alive must be contiguous and on the device of q, {x.q.device}, got {alive.device}")
+
+
 def _check_options(options: Options) -> None:
     if options.decay_order not in ("pre", "post"):
         raise ValueError(f"decay_order must be 'pre' or 'post', got {options.decay_order!r}")

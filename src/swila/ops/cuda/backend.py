@@ -192,8 +192,8 @@ class Kernels:
         out |= state
         return {name: grad.to(getattr(given, name).dtype) for name, grad in out.items()}
 
-    def step(self, x: Inputs, options: Options, inplace: bool = False) -> Results:
-        """Run one token, without gradients; ``inplace`` writes the new state over the old one."""
+    def step(self, x: Inputs, options: Options, alive: Tensor | None = None, inplace: bool = False) -> Results:
+        """Run one token, without gradients; ``inplace`` writes the new state of the alive rows over the old one."""
         results = Results(x.v.new_empty(x.v.shape))  # dense, whatever the strides of v
         if inplace:
             results = results._replace(W=x.W, r=x.r, rho=x.rho)
@@ -202,7 +202,7 @@ class Kernels:
         x = prepared(x)
         arguments = _token_inputs(x) | {
             "W": x.W, "r": x.r, "rho": x.rho, "out": results.output, "W_out": results.W, "r_out": results.r,
-            "rho_out": results.rho,
+            "rho_out": results.rho, "alive": 0 if alive is None else alive.data_ptr(), "H": x.q.shape[2],
         }  # fmt: skip
         self._run("step", x, Specialization.of(x, options), False, arguments)
         return results if options.return_state else Results(results.output)
@@ -288,6 +288,7 @@ BACKEND = Backend(
     saved_like=saved_like,
     step=_kernels.step,
     step_inplace=partial(_kernels.step, inplace=True),
+    step_takes_alive=True,
     step_has_gradients=False,
     unusable=_unusable,
     refuses=_refuses,

@@ -13,6 +13,7 @@ struct Arguments {
   const float *W, *r, *rho;  // or null
   TX* out;
   float *W_out, *r_out, *rho_out;  // or null
+  i64 alive, H;                    // address of a byte per sequence, 0 where its state must not change; or 0: all change
 };
 
 DEVICE float over_group(float x) {
@@ -36,6 +37,10 @@ KERNEL void __launch_bounds__(NT) swila_step(const Arguments a) {
   const i64 unit = (i64)blockIdx.x / (V / GROUPS);  // (sequence, head)
   const int d = (int)((i64)blockIdx.x % (V / GROUPS)) * GROUPS + tid / LANES, dim = lane * 4;
   const i64 column = unit * J * V + d;  // of the first mixture, the next V further
+  if (a.alive && !((const unsigned char*)a.alive)[unit / a.H]) {
+    if (lane == 0) store(a.out + unit * V + d, 0.f);
+    return;
+  }
   float w[J][4], k[4], q[4];
 #pragma unroll
   for (int j = 0; j < J; j++) {

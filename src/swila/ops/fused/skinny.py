@@ -1,0 +1,178 @@
+"""Products of a few rows with weight matrices, for decode steps: bound by the time to read the weights.
+
+One launch normalises the input, multiplies it with up to ten matrices and adds a residual, or applies SwiGLU. The
+normalisation is done again by every program: the input is small, and stays in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MOST_ROWS = 128
+MOST_MATRICES = 10
+MOST_COUNTERS = 1024  # products with more tiles than this are not split
+GEMV_ROWS = 1  # up to so many rows without matrix units
+_GATES = {"silu": 1, "sigmoid": 2}
+_counters: dict[torch.device, Tensor] = {}
+
+
+class Prologue(NamedTuple):
+    """What happens to the input ``x [B, K]`` before the product.
+
+    Attributes:
+        weight: Weight of an RMSNorm; None for no norm.
+        eps: Epsilon of the norm.
+        head_dim: Width of the groups that are normalised, a power of two of at least 16; None for the whole row.
+        gate: ``[B, K]``, of which an activation multiplies the normalised input; None for no gate.
+        activation: ``"silu"`` or ``"sigmoid"``.
+    """
+
+    weight: Tensor | None = None
+    eps: float = 0.0
+    head_dim: int | None = None
+    gate: Tensor | None = None
+    activation: str = "silu"
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return the input of the product, in float32."""
+        x = x.float()
+        if self.weight is not None:
+            heads = x if self.head_dim is None else x.unflatten(-1, (-1, self.head_dim))
+            heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
+            x = heads.view_as(x)
+        if self.gate is not None:
+            gate = self.gate.float()
+            x = x * (F.silu(gate) if self.activation == "silu" else gate.sigmoid())
+        return x
+
+
+NOTHING = Prologue()
+
+
+def skinny_reference(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    prologue: Prologue = NOTHING,
+    residual: Tensor | None = None,
+    swiglu: bool = False,
+) -> Tensor:
+    """:func:`skinny` in plain torch, in float32."""
+    inner = prologue.apply(x)
+    parts = [inner @ weight.float().mT for weight in weights]
+    y = F.silu(parts[0]) * parts[1] if swiglu else torch.cat(parts, -1)
+    return (y if residual is None else y + residual.float()).to(x.dtype)
+
+
+def skinny(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    prologue: Prologue = NOTHING,
+    residual: Tensor | None = None,
+    swiglu: bool = False,
+) -> Tensor:
+    """Return ``[f(x) W_0ᵀ, f(x) W_1ᵀ, ...]`` side by side, ``[B, N_0 + N_1 + ...]``, accumulated in float32.
+
+    Args:
+        x: Input ``[B, K]`` of up to 128 rows; the last dimension is contiguous.
+        weights: Up to ten matrices ``[N_i, K]``, contiguous, with the dtype of ``x``.
+        prologue: Normalisation and gate of the input, f.
+        residual: Added to the result, ``[B, N_0 + ...]``.
+        swiglu: Whether to return ``silu(f(x) W_0ᵀ) ⊙ f(x) W_1ᵀ`` of two matrices of the same shape instead.
+
+    There is no derivative. On the CPU this needs Triton's interpreter.
+    """
+    from swila.ops.fused import skinny_kernels
+
+    B, K = x.shape
+    rows = [weights[0].shape[0]] if swiglu else [weight.shape[0] for weight in weights]
+    out = x.new_empty(B, sum(rows))
+    pointers = [*weights, *[weights[0]] * (MOST_MATRICES - len(weights))]
+    counts = [*rows, *[0] * (MOST_MATRICES - len(rows))]
+    norm, head, gate = 0, 16, 0
+    if prologue.weight is not None:
+        norm, head = (1, 16) if prologue.head_dim is None else (2, prologue.head_dim)
+    if prologue.gate is not None:
+        gate = _GATES[prologue.activation]
+    scale = x if prologue.weight is None else prologue.weight
+    gates, added = x if prologue.gate is None else prologue.gate, x if residual is None else residual
+    named = {"NORM": norm, "HEAD": head, "GATE": gate, "RESIDUAL": residual is not None, "PAIR": swiglu, "K": K}
+    if B <= GEMV_ROWS:
+        BN, BK = 4 if x.is_cuda else 64, _gemv_chunk(K, head)
+        grid = (sum(-(-n // BN) for n in rows),)
+        skinny_kernels.gemv[grid](
+            x,
+            scale,
+            gates,
+            added,
+            out,
+            *pointers,
+            prologue.eps,
+            *counts,
+            **named,
+            BN=BN,
+            BK=BK,
+            num_warps=4,
+            maxnreg=128,  # four blocks per multiprocessor
+        )
+        return out
+    plan = plan_product(B, K, rows, swiglu, head if norm == 2 else None, gate != 0, x)
+    partial, counters = out, out
+    if plan.splits > 1:
+        partial = torch.empty(plan.tiles * plan.splits * plan.part, dtype=torch.float32, device=x.device)
+        counters = _zeroed(x.device)
+    skinny_kernels.product[(plan.tiles, plan.splits)](
+        x, scale, gates, added, out, partial, counters, *pointers, prologue.eps, B,
+        x.stride(0), gates.stride(0), added.stride(0), out.stride(0), *counts, **named,
+        BM=plan.BM, BN=plan.BN, BK=plan.BK, PER=plan.per, SPLITS=plan.splits,
+        FIRST=norm == 1 and x.dtype == torch.float16, num_warps=plan.warps, num_stages=plan.stages,
+    )  # fmt: skip
+    return out
+
+
+class Plan(NamedTuple):
+    """Blocks of a product: BM rows, BN outputs, BK inputs at a time, ``per`` inputs per program, parts of floats."""
+
+    BM: int
+    BN: int
+    BK: int
+    per: int
+    splits: int
+    tiles: int
+    part: int
+    warps: int
+    stages: int
+
+
+def plan_product(B: int, K: int, rows: Sequence[int], pair: bool, head: int | None, gated: bool, x: Tensor) -> Plan:
+    """Return the blocks of a product: some 200 programs, each with several tiles of weights on the way."""
+    size = x.element_size()
+    BM = max(16, 1 << (B - 1).bit_length())
+    BN = 64 if BM == 128 or (BM == 64 and not pair) else 32
+    BK = (256 if BM <= 32 else 128) // size if head is None else head
+    tiles, splits = sum(-(-n // BN) for n in rows), 1
+    wanted = (200 if BM <= 32 else 120) if x.is_cuda else 4
+    while tiles * splits < wanted and 512 * splits <= K and not (pair and tiles >= 100):
+        splits *= 2
+    per = -(-K // (splits * BK)) * BK
+    splits = -(-K // per)
+    stage = (BM * (1 + gated) + BN * (1 + pair)) * BK * size
+    stages = max(1, min(4, 176 * 1024 // stage))
+    return Plan(BM, BN, BK, per, splits, tiles, BM * BN * (1 + pair) + BM, 8 if BM == 128 else 4, stages)
+
+
+def _gemv_chunk(K: int, head: int) -> int:
+    """Return the number of inputs that a program without matrix units takes at a time."""
+    least = max(head, min(1024, 1 << (K - 1).bit_length()))
+    return max(least, 2048) if K % 2048 == 0 and K <= 4096 else least
+
+
+def _zeroed(device: torch.device) -> Tensor:
+    """Return counters that are 0, the same for all launches: programs set them back, and decode steps take turns."""
+    if device not in _counters:
+        _counters[device] = torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device)
+    return _counters[device]
