@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tools.tables.cdar_memory import memory_table, tokens_table
+from tools.tables.experiments import experiments_table, time_table
 from tools.tables.generation import generation_table
 from tools.tables.headline import headline
 from tools.tables.host_time import host_time_table
@@ -23,7 +24,6 @@ from tools.tables.recall import epochs_table, rates_table, recall_table, setting
 from tools.tables.recall_claims import recall_claims
 from tools.tables.regbench import regbench_claims, regbench_table
 from tools.tables.softmax_regression import regression_claims, regression_table
-from tools.tables.training import time_table, training_table
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
@@ -50,9 +50,11 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "bench-op-cpu": op_table(op_cpu),
             "host-time": host_time_table(load("host-time")),
             "bench-generate": generation_table(generation),
-            "bench-training": training_table(load("training-cuda")),
-            "bench-training-paper": training_table(load("training-cuda-cdar"), load("training-cuda-cdar-before")),
-            "bench-training-time": time_table(load("training-cuda-cdar")),
+            "bench-experiments": experiments_table(load("experiments-cuda")),
+            "bench-experiments-paper": experiments_table(
+                load("experiments-cuda-cdar"), load("experiments-cuda-cdar-before")
+            ),
+            "bench-experiments-time": time_table(load("experiments-cuda-cdar")),
         },
         "docs/experiments.md": {
             "run-mqar-tiny": small_table(load("mqar-tiny")),

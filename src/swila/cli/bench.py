@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from swila.cli.bench_experiments import experiments
 from swila.cli.bench_pretraining import pretraining
-from swila.cli.bench_training import training
 from swila.cli.options import (
     fail,
     needs_transformers,
@@ -213,7 +213,7 @@ def generation(
         raise SystemExit(1)
 
 
-bench.command()(training)
+bench.command()(experiments)
 bench.command()(pretraining)
 
 

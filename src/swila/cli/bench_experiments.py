@@ -1,4 +1,4 @@
-"""``swila bench training``: training updates per second."""
+"""``swila bench experiments``: training updates per second of the synthetic experiments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from swila.cli.options import fail, one_line_errors, parse_device
 
 
-def training(
+def experiments(
     case: Annotated[
         list[str] | None,
         typer.Option(
@@ -24,10 +24,10 @@ def training(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Duration of each measurement.", min=0.1)] = 3.0,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/training-cuda.json")
+        Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/experiments-cuda.json")
     ] = None,
 ) -> None:
-    """Measure training updates per second on a GPU.
+    """Measure training updates per second of the synthetic experiments on a GPU.
 
     Each case is measured in eager mode, then compiled and captured in a CUDA graph: one run alone, and several
     concurrent runs with a CUDA stream each. The results also hold the mean loss of the first updates, which must be the
@@ -38,10 +38,10 @@ def training(
     from rich.console import Console
     from rich.table import Table
 
-    from swila.benchmarks.training import CASES, measure
+    from swila.benchmarks.experiments import CASES, measure
     from swila.environment import environment
 
-    path = out or Path("runs") / "bench" / "training-cuda.json"
+    path = out or Path("runs") / "bench" / "experiments-cuda.json"
     console = Console()
     with one_line_errors():
         for name in case or ():
@@ -49,7 +49,7 @@ def training(
                 fail(f"case must be one of {'; '.join(CASES)}, got {name}")
         parse_device("cuda")
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = {"benchmark": "training", "environment": environment(), "device": "cuda", "seconds": seconds}
+        record = {"benchmark": "experiments", "environment": environment(), "device": "cuda", "seconds": seconds}
         found = []
         with console.status("starting") as status:
             for name in case or CASES:
