@@ -73,9 +73,9 @@ def goals_table(before: dict[str, Any], large: Record, medium: Record, generatio
         "lrrrrl",
         ["ratio", "required", "aim", "before", "now", "reached"],
         rows,
-        "GDN is flash-linear-attention's: its kernel for the operation, its own model for training; in generation it is "
-        "ours. Where several lengths or batches are measured, the worst counts; ratios that miss what is required are "
-        f"bold. Before: commit `{before['environment']['commit'][:7]}`, where training at 1.3B was measured at T 4,096 "
+        "GDN is flash-linear-attention's: its kernel for the operation, its own model for training; in generation it "
+        "is ours. Where several lengths or batches are measured, the worst counts; ratios that miss what is required "
+        f"are bold. Before: commit `{before['environment']['commit'][:7]}`, where training at 1.3B was measured at T 4,096 "
         "with batch 8 only.",
     )
 

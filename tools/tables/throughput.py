@@ -71,7 +71,7 @@ def _cells(record: dict[str, Any], row: dict[str, Any] | None) -> str:
 def _training_note(record: dict[str, Any], rows: list[dict[str, Any]], eager: list[dict[str, Any]]) -> str:
     parted = [row for row in rows if row["status"] == "timed" and row["micro_batch"] < row["batch"]]
     note = (
-        f"Tokens per second and peak memory, in brackets over flash-linear-attention's model; bold where ours is slower "
+        "Tokens per second and peak memory, in brackets over flash-linear-attention's model; bold where ours is slower "
         f"or takes more. Models of {record['size'].upper()}, weights in {record['dtype']}, mean of {record['updates']} "
         f"updates after {record['warm_up']} others. "
     )
@@ -137,10 +137,10 @@ def generation_throughput_table(record: dict[str, Any], image: str | None = None
             columns,
             ["peak GB", *headings],
             table(lambda row: f"{row['peak_bytes'] / 1e9:.1f}"),
-            f"Models of {record['size'].upper()}, weights in {record['dtype']}, prompts of {record['prompt']:,} tokens, "
-            f"{record['new']} tokens generated greedily; means of {record['calls']} calls of `swila.generate` after one "
-            "other. Throughput is over the time of the whole call, reading the prompts included; in brackets SwiLA over "
-            "our GDN, bold where it is slower. Batches after the first that is out of memory are left out. "
+            f"Models of {record['size'].upper()}, weights in {record['dtype']}, prompts of {record['prompt']:,} "
+            f"tokens, {record['new']} tokens generated greedily; means of {record['calls']} calls of `swila.generate` "
+            "after one other. Throughput is over the time of the whole call, reading the prompts included; in brackets "
+            "SwiLA over our GDN, bold where it is slower. Batches after the first that is out of memory are left out. "
             f"{_floors(rows)}{conditions(record)}.",
         ),
     ]
@@ -196,8 +196,8 @@ def lanes_table(record: dict[str, Any], before: dict[str, Any]) -> str:
             "ms",
         ],
         found,
-        "Time over that of flash-linear-attention's GDN kernel with a state of the same size; above 1 (bold), SwiLA takes "
-        f"more. Lanes are batch × heads. Before: commit `{before['environment']['commit'][:7]}`. "
+        "Time over that of flash-linear-attention's GDN kernel with a state of the same size; above 1 (bold), SwiLA "
+        f"takes more. Lanes are batch × heads. Before: commit `{before['environment']['commit'][:7]}`. "
         f"Medians of {record['repeats']} repetitions, in turns in one process. {conditions(record)}.",
     )
 
@@ -213,11 +213,14 @@ def time_by_kind_table(record: dict[str, Any], before: dict[str, Any]) -> str:
         record: Results of ``swila bench training --profile``.
         before: The earlier measurements, of which one update was profiled.
     """
-    profiles = {row["model"]: row for row in shown(record) if "profile" in row}
+    rows = [row for row in shown(record) if "profile" in row]
+    past = before["update"]
+    length = past["length"] if any(row["length"] == past["length"] for row in rows) else None
+    profiles = {row["model"]: row for row in rows if length in (None, row["length"])}
     names = [model for model in ORDER if model in profiles]
     if not names:
         return NOT_YET
-    past, chosen = before["update"], {}
+    chosen: dict[str, float] = {}
     if past["size"] == record["size"] and past["model"] in names:
         chosen = past["kinds"]
     kinds = list(dict.fromkeys([*(kind for name in names for kind in profiles[name]["profile"]["kinds"]), *chosen]))

@@ -33,7 +33,10 @@ def generation(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace the results file instead of adding to it.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/generation-DEVICE.json")
+        Path | None,
+        typer.Option(
+            help="JSON file for the results. Default: runs/bench/generation-DEVICE.json, generation-SIZE-DEVICE.json"
+        ),
     ] = None,
 ) -> None:
     """Measure generation with whole models: figure S4 of the paper.
@@ -55,7 +58,9 @@ def generation(
     from swila.benchmarks.throughput.results import Results
 
     console = Console()
-    path = out or Path("runs/bench") / f"generation-{device.replace(':', '')}.json"
+    path = (
+        out or Path("runs/bench") / f"generation-{'' if size == '1.3b' else size + '-'}{device.replace(':', '')}.json"
+    )
     with one_line_errors():
         parse_device(device)
         on_gpu = device.startswith("cuda")

@@ -48,7 +48,10 @@ def training(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace the results file instead of adding to it.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/training-DEVICE.json")
+        Path | None,
+        typer.Option(
+            help="JSON file for the results. Default: runs/bench/training-DEVICE.json, training-SIZE-DEVICE.json"
+        ),
     ] = None,
 ) -> None:
     """Measure training updates of whole models: figure S3 of the paper.
@@ -72,7 +75,8 @@ def training(
     from swila.layers import fla
 
     console = Console()
-    path = out or Path("runs/bench") / f"training-{device.replace(':', '')}.json"
+    of_size = "" if size == "1.3b" else f"{size}-"
+    path = out or Path("runs/bench") / f"training-{of_size}{device.replace(':', '')}.json"
     with one_line_errors():
         parse_device(device)
         on_gpu = device.startswith("cuda")

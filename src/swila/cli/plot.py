@@ -40,7 +40,8 @@ def plot(
     Figures 1C and S1 of the paper for softmax-regression; 2a, S2, accuracy and routing for cdar; 2b for regbench. For
     pretraining runs, the loss and the perplexity against tokens; of models with mixtures also the routing, as in figure
     S5, as means over the layers and for each layer. For swila bench training and swila bench generation, throughput and
-    peak memory as in figures S3 and S4. Each as PNG and SVG. Unfinished runs are drawn as far as they are. With --out, the merged results.json is written too.
+    peak memory as in figures S3 and S4. Each as PNG and SVG. Unfinished runs are drawn as far as they are.
+    With --out, the merged results.json of runs is written too.
     """
     from rich.console import Console
 

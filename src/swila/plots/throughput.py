@@ -40,10 +40,10 @@ def throughput_figure(
         path: Where to save; the suffix is replaced by ``.png`` and ``.svg``.
     """
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with styled():
-        figure = Figure(figsize=(11.5, 3.9), layout="constrained")
-        figure.get_layout_engine().set(wspace=0.04)  # labels of the left panel end before the right one begins
+        figure = Figure(figsize=(11.5, 3.9), layout=ConstrainedLayoutEngine(wspace=0.04))
         left, right = figure.subplots(1, 2)
         speeds = [[(x, speed / 1e3) for x, speed, _ in line.points] for line in lines]
         peaks = [[(x, peak / 1e9) for x, _, peak in line.points if peak is not None] for line in lines]

@@ -12,6 +12,7 @@ from swila.benchmarks.op import verdict
 from swila.benchmarks.throughput.contenders import BASELINE, config_of, kernel_of, loss_of, make_model, our_weights
 from swila.layers.delta_net import DeltaRuleMixer
 from swila.layers.recurrent import RecurrentMixer
+from swila.layers.swila import SwiLA
 from swila.models import SwiLAForCausalLM
 from swila.ops.backends import Backend, all_backends, why_not
 from swila.ops.fused.choice import use_fused
@@ -108,15 +109,15 @@ def _kernels(model: str, size: str, device: str, dtype: torch.dtype) -> tuple[st
     with torch.device("meta"):
         mixer: Any = SwiLAForCausalLM(config_of(model, size, DEPTH)).model.layers[0].mixer
     if not isinstance(mixer, RecurrentMixer):
-        return None, {}
+        return None, {}  # softmax attention
     of_gdn = isinstance(mixer, DeltaRuleMixer)
-    J = 1 if of_gdn else mixer.num_mixtures
+    J = 1 if not isinstance(mixer, SwiLA) else mixer.num_mixtures
     shape = Shape(B=1, T=200, H=mixer.num_heads, K=mixer.head_k_dim, V=mixer.head_v_dim, J=J)
     if of_gdn and kernel_of(model) == "fla":
         errors = baseline_errors("GDN", shape, device)
         reason = baseline_refused(errors)
     else:
-        name = "gated-head" if of_gdn else "temporal" if mixer.temporal else "plain"
+        name = "gated-head" if of_gdn else "temporal" if isinstance(mixer, SwiLA) and mixer.temporal else "plain"
         backend = _serving(make_call(VARIANTS[name], shape, dtype=dtype, device=device))
         reason, _, _, errors = verdict(backend, shape, VARIANTS[name], dtype, device)
     return reason and f"its recurrence: {reason}", {f"recurrence, {name}": error for name, error in errors.items()}
