@@ -75,8 +75,8 @@ def goals_table(before: dict[str, Any], large: Record, medium: Record, generatio
         rows,
         "GDN is flash-linear-attention's: its kernel for the operation, its own model for training; in generation it "
         "is ours. Where several lengths or batches are measured, the worst counts; ratios that miss what is required "
-        f"are bold. Before: commit `{before['environment']['commit'][:7]}`, where training at 1.3B was measured at T 4,096 "
-        "with batch 8 only.",
+        f"are bold. Before: commit `{before['environment']['commit'][:7]}`, where training at 1.3B was measured at "
+        "T 4,096 with batch 8 only.",
     )
 
 

@@ -111,7 +111,7 @@ def _kernels(model: str, size: str, device: str, dtype: torch.dtype) -> tuple[st
     if not isinstance(mixer, RecurrentMixer):
         return None, {}  # softmax attention
     of_gdn = isinstance(mixer, DeltaRuleMixer)
-    J = 1 if not isinstance(mixer, SwiLA) else mixer.num_mixtures
+    J = mixer.num_mixtures if isinstance(mixer, SwiLA) else 1
     shape = Shape(B=1, T=200, H=mixer.num_heads, K=mixer.head_k_dim, V=mixer.head_v_dim, J=J)
     if of_gdn and kernel_of(model) == "fla":
         errors = baseline_errors("GDN", shape, device)
