@@ -242,7 +242,9 @@ def test_kinds_of_kernels():
         "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>": "optimizer and clipping",
         "triton_poi_fused_silu_0": "elementwise, compiled",
         "void at::native::vectorized_elementwise_kernel<4>": REST,
-        "causal_conv1d_fwd_kernel": "fused kernels",
+        "causal_conv1d_fwd_kernel": "fused kernels in Triton",
+        "rms_norm_backward_kernel": "fused kernels in Triton",
+        "Memcpy DtoD (Device -> Device)": REST,
     }
     assert {name: kind_of(name) for name in kinds} == kinds
     assert list(by_kind([("a", 1.0), ("nvjet", 2.0), ("b", 0.5)]).items()) == [("matrix products", 2.0), (REST, 1.5)]

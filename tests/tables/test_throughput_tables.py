@@ -56,7 +56,8 @@ def test_training_has_favourable_and_unfavourable_ratios():
     assert lines(table)[2] == "| GDN, flash-linear-attention's model | 50.0k, 40.0 GB | 40.0k, 40.0 GB |"
     assert "| SwiLA | 60.0k (1.20), 44.0 GB (**1.10**) | 38.0k (**0.95**), 36.0 GB (0.90) |" in table
     assert "| Transformer++ | 50.0k (1.00), 40.0 GB (1.00) | out of memory |" in table
-    assert "micro-batches of 65,536 tokens (sequences at a time, by length: SwiLA 64/16)" in table
+    assert "micro-batches of 65,536 tokens (sequences at a time, by length: GDN, " in table
+    assert "Transformer++ 64, SwiLA 64/16)" in table
     assert "SwiLA without compilation, T 2,048: 30.0k" in table
     assert "kernel" not in table
     assert "processes" not in table
@@ -71,6 +72,8 @@ def test_what_else_the_note_of_training_says():
     assert "Our GDN layers use flash-linear-attention's kernel." in table
     assert "Measured in 2 processes" in table
     assert "micro-batches" not in table
+    alike = training_table(training(*(row(name, 1.0, 1.0, micro=16) for name in ("fla-gdn", "swila"))))
+    assert "accumulated over micro-batches of 32,768 tokens. " in alike
 
 
 def test_ratios_are_bold_where_they_are_unfavourable():

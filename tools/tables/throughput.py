@@ -77,15 +77,15 @@ def _training_note(record: dict[str, Any], rows: list[dict[str, Any]], eager: li
     )
     if parted:
         sizes = sorted({row["micro_batch"] * row["length"] for row in parted})
-        told = ", ".join(
-            f"{title(model)} {'/'.join(_micro(rows, model))}"
-            for model in ORDER
-            if any(row["model"] == model for row in parted)
-        )
         note += (
-            f"A whole update did not always fit, and gradients were accumulated over micro-batches of "
-            f"{' or '.join(f'{size:,}' for size in sizes)} tokens (sequences at a time, by length: {told}). "
+            "A whole update did not always fit, and gradients were accumulated over micro-batches of "
+            f"{' or '.join(f'{size:,}' for size in sizes)} tokens"
         )
+        timed = [row for row in rows if row["status"] == "timed"]
+        if len({row["micro_batch"] * row["length"] for row in timed}) > 1:  # then memory is not of the same work
+            models = [model for model in ORDER if any(row["model"] == model for row in timed)]
+            note += f" (sequences at a time, by length: {', '.join(f'{title(m)} {_micro(timed, m)}' for m in models)})"
+        note += ". "
     if any(row["kernel"] == "fla" and row["model"] != BASELINE for row in rows):
         note += "Our GDN layers use flash-linear-attention's kernel. "
     for row in eager:
@@ -97,9 +97,9 @@ def _training_note(record: dict[str, Any], rows: list[dict[str, Any]], eager: li
     return f"{note}{conditions(record)}."
 
 
-def _micro(rows: list[dict[str, Any]], model: str) -> list[str]:
+def _micro(rows: list[dict[str, Any]], model: str) -> str:
     mine = sorted((row for row in rows if row["model"] == model), key=lambda row: row["length"])
-    return [str(row["micro_batch"]) for row in mine if row["status"] == "timed"]
+    return "/".join(str(row["micro_batch"]) for row in mine)
 
 
 def generation_throughput_table(record: dict[str, Any], image: str | None = None) -> str:

@@ -10,13 +10,13 @@ import torch
 REST = "everything else, elementwise"
 # kinds of kernels by a pattern of their names; the first that matches counts
 KINDS = {
-    "fused kernels": r"^_?(swila_)?fused_|^_?swila_triton|causal_conv1d|layer_norm_gated|l2norm|swiglu",
     "recurrence": r"^swila_|chunk_|gated_delta|prepare_wy|recompute_w_u|solve_tril|merge_\d+x\d+",
     "attention": r"flash|fmha|sdpa|attention",
     "loss of the head": r"cross_entropy|softmax|nll_loss|logsumexp",
     "optimizer and clipping": r"FusedOptimizer|FusedAdam|multi_tensor_apply|[Ll]p_?[Nn]orm",
     "matrix products": r"nvjet|gemm|cutlass|splitKreduce|xmma|cublas",
     "elementwise, compiled": r"^triton_",
+    "fused kernels in Triton": r"^\w+$",  # names of torch's own kernels are C++ types, with spaces and colons
 }
 
 
