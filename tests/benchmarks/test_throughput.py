@@ -247,7 +247,10 @@ def test_kinds_of_kernels():
         "Memcpy DtoD (Device -> Device)": REST,
     }
     assert {name: kind_of(name) for name in kinds} == kinds
-    assert list(by_kind([("at::a", 1.0), ("nvjet", 2.0), ("at::b", 0.5)]).items()) == [("matrix products", 2.0), (REST, 1.5)]
+    assert list(by_kind([("at::a", 1.0), ("nvjet", 2.0), ("at::b", 0.5)]).items()) == [
+        ("matrix products", 2.0),
+        (REST, 1.5),
+    ]
 
 
 def test_ratios_are_to_the_baseline_at_the_same_length():
