@@ -52,7 +52,7 @@ def _check_command(words):
     while words and hasattr(command, "commands") and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
     assert not hasattr(command, "commands"), f"{words} is no command"
-    options = {name for parameter in command.params for name in parameter.opts}
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     for word in words:
         assert not word.startswith("-") or word.split("=")[0] in options, f"{command.name} has no option {word}"
 

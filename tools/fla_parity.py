@@ -25,6 +25,7 @@ from torch import Tensor
 
 from swila import SwiLAConfig, SwiLAForCausalLM
 from swila.benchmarks.baselines import gdn_backward_allowed
+from swila.benchmarks.throughput.contenders import our_weights
 from swila.data import ShuffledSequences, StreamSequences, TokenData
 from swila.environment import environment
 from swila.training.compilation import compiling
@@ -32,30 +33,6 @@ from swila.training.schedule import LearningRate
 
 PRESET = "gdn-374m"
 HEAD_DIM = 128
-OURS = {  # prefixes and names of flash-linear-attention's parameters in our model
-    "model.embeddings.": "model.embed_tokens.",
-    ".attn_norm.": ".mixer_norm.",
-    ".attn.A_log": ".mixer.decay.A_log",
-    ".attn.dt_bias": ".mixer.decay.dt_bias",
-    ".attn.a_proj.": ".mixer.decay.proj.",
-    ".attn.": ".mixer.",
-    ".mlp.gate_proj.": ".mlp.gate.",
-    ".mlp.up_proj.": ".mlp.up.",
-    ".mlp.down_proj.": ".mlp.down.",
-}
-
-
-def our_name(name: str) -> str:
-    """Return the name in our model of a parameter of flash-linear-attention's ``GatedDeltaNetForCausalLM``."""
-    for theirs, ours in OURS.items():
-        if theirs in name:
-            return name.replace(theirs, ours)
-    return name
-
-
-def our_weights(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return flash-linear-attention's weights under our names; its convolutions are ``[C, 1, W]``, ours ``[C, W]``."""
-    return {our_name(name): w.squeeze(1) if "conv1d" in name else w for name, w in theirs.items()}
 
 
 def their_model() -> Any:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 from tools.tables.cdar_memory import memory_table, tokens_table
+from tools.tables.experiments import experiments_table, time_table
 from tools.tables.generation import generation_table
+from tools.tables.goals import goals_table
 from tools.tables.headline import headline
 from tools.tables.host_time import host_time_table
 from tools.tables.operation import baseline_tables, op_table, ratio_table
@@ -23,7 +25,13 @@ from tools.tables.recall import epochs_table, rates_table, recall_table, setting
 from tools.tables.recall_claims import recall_claims
 from tools.tables.regbench import regbench_claims, regbench_table
 from tools.tables.softmax_regression import regression_claims, regression_table
-from tools.tables.training import time_table, training_table
+from tools.tables.throughput import (
+    NOT_YET,
+    generation_throughput_table,
+    lanes_table,
+    time_by_kind_table,
+    training_table,
+)
 
 BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
@@ -33,6 +41,9 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
 
     def load(name: str) -> dict:
         return json.loads((results / f"{name}.json").read_text())
+
+    def load_if_measured(name: str) -> dict | None:
+        return load(name) if (results / f"{name}.json").exists() else None
 
     op_cpu = [json.loads(path.read_text()) for path in sorted(results.glob("op-cpu*.json"))]
     op, generation = load("op-cuda"), load("generate-cuda")
@@ -50,9 +61,11 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "bench-op-cpu": op_table(op_cpu),
             "host-time": host_time_table(load("host-time")),
             "bench-generate": generation_table(generation),
-            "bench-training": training_table(load("training-cuda")),
-            "bench-training-paper": training_table(load("training-cuda-cdar"), load("training-cuda-cdar-before")),
-            "bench-training-time": time_table(load("training-cuda-cdar")),
+            "bench-experiments": experiments_table(load("experiments-cuda")),
+            "bench-experiments-paper": experiments_table(
+                load("experiments-cuda-cdar"), load("experiments-cuda-cdar-before")
+            ),
+            "bench-experiments-time": time_table(load("experiments-cuda-cdar")),
         },
         "docs/experiments.md": {
             "run-mqar-tiny": small_table(load("mqar-tiny")),
@@ -65,6 +78,11 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "fla-gdn": fla_table(load("fla-gdn")),
             "initialization": start_table(load("fla-gdn")) + "\n\n" + initialization_table(load("initialization")),
         },
+        "docs/performance.md": _performance(
+            load("throughput-before"),
+            *map(load_if_measured, ("throughput-training", "throughput-training-374m")),
+            *map(load_if_measured, ("throughput-generation", "op-lanes")),
+        ),
         "docs/reproduction.md": {
             "softmax-regression-claims": regression_claims(regression),
             "softmax-regression": regression_table(regression),
@@ -78,6 +96,24 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
             "cdar-memory": memory_table(load("cdar-memory")),
             "cdar-tokens": tokens_table(load("cdar-memory")),
         },
+    }
+
+
+def _performance(
+    before: dict, large: dict | None, medium: dict | None, generation: dict | None, lanes: dict | None
+) -> dict[str, str]:
+    """Return the tables of docs/performance.md; results that are not there yet are said to be missing."""
+    figure = "images/throughput-{}.png".format
+    return {
+        "throughput-goals": goals_table(before, large, medium, generation, lanes),
+        "throughput-training": training_table(large, figure("training")) if large else NOT_YET,
+        "throughput-training-374m": training_table(medium) if medium else NOT_YET,
+        "throughput-generation": generation_throughput_table(generation, figure("generation"))
+        if generation
+        else NOT_YET,
+        "op-lanes": lanes_table(lanes, before) if lanes else NOT_YET,
+        "throughput-time-374m": time_by_kind_table(medium, before) if medium else NOT_YET,
+        "throughput-time": time_by_kind_table(large, before) if large else NOT_YET,
     }
 
 

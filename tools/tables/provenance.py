@@ -42,9 +42,9 @@ UNDIGESTED = {
         "2026-11-16T01:29:14+00:00",
         "2026-11-16T01:43:31+00:00",
     },
-    "training-cuda-cdar-before.json": {"2026-11-16T05:51:10+00:00"},
-    "training-cuda-cdar.json": {"2026-11-16T05:49:58+00:00"},
-    "training-cuda.json": {"2026-11-16T01:40:56+00:00"},
+    "experiments-cuda-cdar-before.json": {"2026-11-16T05:51:10+00:00"},
+    "experiments-cuda-cdar.json": {"2026-11-16T05:49:58+00:00"},
+    "experiments-cuda.json": {"2026-11-16T01:40:56+00:00"},
 }
 
 

@@ -24,6 +24,11 @@ from swila.testing import VARIANTS, Shape, Variant
 SHAPES = tuple(
     Shape(B=B, T=T, H=H, K=64, V=64, J=4) for B, T, H in ((16, 4096, 8), (32, 4096, 16), (64, 2048, 16), (8, 16384, 16))
 )
+# few heads in all (batch x heads), where a head's sequence is what takes the time
+FEW_LANES = tuple(
+    Shape(B=B, T=T, H=H, K=64, V=64, J=4)
+    for B, T, H in ((16, 4096, 8), (8, 4096, 8), (4, 4096, 8), (1, 4096, 8), (2, 16384, 16), (1, 65536, 8))
+)
 OURS = {"plain": VARIANTS["plain"], "temporal": VARIANTS["temporal"], "gated": VARIANTS["gated"]}
 BASELINES = ("GDN", "DeltaNet", "KDA")
 DECODE = Shape(B=128, T=1, H=16, K=64, V=64, J=4)

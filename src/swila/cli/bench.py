@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from swila.cli.bench_experiments import experiments
+from swila.cli.bench_generation import generation as generation_throughput
 from swila.cli.bench_pretraining import pretraining
 from swila.cli.bench_training import training
 from swila.cli.options import (
@@ -36,8 +38,14 @@ def _bench() -> None:
 @bench.command()
 def op(
     shape: Annotated[
-        str | None, typer.Option(help=f"Sizes of the call. Default: {SHAPE}; on a GPU several shapes.")
+        list[str] | None,
+        typer.Option(
+            help=f"Sizes of the call; on a GPU repeat for several. Default: {SHAPE}; on a GPU several shapes."
+        ),
     ] = None,
+    few_lanes: Annotated[
+        bool, typer.Option("--few-lanes", help="On a GPU, shapes with few heads in all (batch times heads).")
+    ] = False,
     variant: Annotated[
         str | None,
         typer.Option(help=f"Variant of the recurrence: {VARIANT_NAMES}. Default: plain; on a GPU three variants."),
@@ -50,10 +58,16 @@ def op(
     repeats: Annotated[int, typer.Option(help="Number of measurements of each backend; the median counts.", min=1)] = 5,
     baseline: Annotated[
         list[str] | None,
-        typer.Option(help="On a GPU, baseline to compare with: GDN, DeltaNet, KDA; repeat for several. Default: all."),
+        typer.Option(
+            help="On a GPU, baseline to compare with: GDN, DeltaNet, KDA; repeat for several. Default: all; "
+            "with --few-lanes GDN."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file for the results. Default: runs/bench/op-DEVICE.json")
+        Path | None,
+        typer.Option(
+            help="JSON file for the results. Default: runs/bench/op-DEVICE.json, with --few-lanes op-lanes-DEVICE.json"
+        ),
     ] = None,
 ) -> None:
     """Time the backends of the operation.
@@ -76,14 +90,21 @@ def op(
     from swila.benchmarks.op import benchmark, input_bytes
     from swila.environment import environment
 
-    path = out or Path("runs/bench") / f"op-{device.replace(':', '')}.json"
+    path = out or Path("runs/bench") / f"op-{'lanes-' * few_lanes}{device.replace(':', '')}.json"
+    if few_lanes and shape:
+        fail("few-lanes and shape must not both be given: few-lanes is a list of shapes")
     if device.startswith("cuda") and variant is None and not backend:
-        return _against_baselines(shape, device, repeats, baseline, path)
-    if baseline:
-        fail("baseline needs a GPU, and neither variant nor backend: otherwise there is no comparison with baselines")
-    shape, variant = shape or SHAPE, variant or "plain"
+        return _against_baselines(shape, few_lanes, device, repeats, baseline, path)
+    for name, given in (("baseline", baseline), ("few-lanes", few_lanes)):
+        if given:
+            fail(
+                f"{name} needs a GPU, and neither variant nor backend: otherwise there is no comparison with baselines"
+            )
+    if shape and len(shape) > 1:
+        fail(f"shape must be given once for a comparison of backends, got {', '.join(shape)}")
+    variant = variant or "plain"
     with one_line_errors():
-        sizes, form, kind = parse_shape(shape), parse_variant(variant), parse_dtype(dtype)
+        sizes, form, kind = parse_shape(shape[0] if shape else SHAPE), parse_variant(variant), parse_dtype(dtype)
         parse_device(device)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -223,10 +244,14 @@ def generation(
 
 
 bench.command()(training)
+bench.command("generation")(generation_throughput)
+bench.command()(experiments)
 bench.command()(pretraining)
 
 
-def _against_baselines(shape: str | None, device: str, repeats: int, names: list[str] | None, path: Path) -> None:
+def _against_baselines(
+    shape: list[str] | None, few_lanes: bool, device: str, repeats: int, names: list[str] | None, path: Path
+) -> None:
     import json
     import re
 
@@ -234,13 +259,14 @@ def _against_baselines(shape: str | None, device: str, repeats: int, names: list
     from rich.markup import escape
     from rich.table import Table
 
-    from swila.benchmarks.baselines import BASELINES, HEADINGS, MEASURES, SHAPES, benchmark, cells, pairs
+    from swila.benchmarks.baselines import BASELINES, FEW_LANES, HEADINGS, MEASURES, SHAPES, benchmark, cells, pairs
     from swila.environment import environment
     from swila.layers import fla
 
     with one_line_errors():
         parse_device(device)
-        shapes = (parse_shape(shape),) if shape else SHAPES
+        names = names or (["GDN"] if few_lanes else None)
+        shapes = tuple(map(parse_shape, shape)) if shape else FEW_LANES if few_lanes else SHAPES
         for name in names or ():
             if name not in BASELINES:
                 fail(f"baseline must be one of {', '.join(BASELINES)}, got {name}")

@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from swila.cli.options import fail, one_line_errors
+from swila.cli.options import fail, needs_transformers, one_line_errors
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from swila.experiments.experiment import Experiment
     from swila.experiments.record import Record
 
 RUNS = "directories of swila run or swila pretrain, or their results.json"
+BENCHMARKS = "a results file of swila bench training or swila bench generation"
 
 
 def plot(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Directories of swila run or swila pretrain, or their results.json; several of one kind are merged."
+            help="Directories of swila run or swila pretrain, or their results.json; several of one kind are merged. "
+            "Or one results file of swila bench training or swila bench generation."
         ),
     ],
     out: Annotated[
@@ -31,12 +35,13 @@ def plot(
         ),
     ] = None,
 ) -> None:
-    """Draw the figures of an experiment or of pretraining from its runs.
+    """Draw the figures of an experiment, of pretraining or of a benchmark of throughput.
 
     Figures 1C and S1 of the paper for softmax-regression; 2a, S2, accuracy and routing for cdar; 2b for regbench. For
     pretraining runs, the loss and the perplexity against tokens; of models with mixtures also the routing, as in figure
-    S5, as means over the layers and for each layer. Each as PNG and SVG. Unfinished runs are drawn as far as they are.
-    With --out, the merged results.json is written too.
+    S5, as means over the layers and for each layer. For swila bench training and swila bench generation, throughput and
+    peak memory as in figures S3 and S4. Each as PNG and SVG. Unfinished runs are drawn as far as they are.
+    With --out, the merged results.json of runs is written too.
     """
     from rich.console import Console
 
@@ -49,6 +54,8 @@ def plot(
         fail(f"no figures: {reason}")
     console = Console()
     with one_line_errors():
+        if _plot_throughput(console, runs, out):
+            return
         if is_of_pretraining(runs):
             plot_pretraining(console, runs, out)
             return
@@ -61,6 +68,30 @@ def plot(
             write_json(out / RESULTS, dict(record))
         show(console, experiment, record)
         draw(console, experiment, record, target, directory)
+
+
+def _plot_throughput(console: Console, paths: list[Path], out: Path | None) -> bool:
+    """Draw the figure of a benchmark of throughput; returns False if the paths are of something else."""
+    from swila.training.json_files import read_json
+
+    records = []
+    for path in paths:
+        try:
+            records.append(read_json(path) if path.is_file() else {})
+        except ValueError:
+            records.append({})
+    if not any(str(record.get("benchmark", "")).startswith("throughput-") for record in records):
+        return False
+    needs_transformers()
+    from swila.benchmarks.throughput.figures import draw, is_throughput
+
+    if len(paths) > 1 or not is_throughput(records[0]):
+        raise ValueError(f"runs must be {BENCHMARKS}, and no other, got {', '.join(map(str, paths))}")
+    target = out or Path("runs") / "figures"
+    target.mkdir(parents=True, exist_ok=True)
+    for files in draw(records[0], target):
+        console.print(f"figure in {files[0]} (and {files[1].name})", markup=False, highlight=False, soft_wrap=True)
+    return True
 
 
 def load(paths: list[Path]) -> tuple[Experiment[Any], list[Record[Any]]]:

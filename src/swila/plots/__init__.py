@@ -22,3 +22,5 @@ from swila.plots.state_size import state_size_figure as state_size_figure
 from swila.plots.style import Look as Look
 from swila.plots.style import Looks as Looks
 from swila.plots.style import Plateau as Plateau
+from swila.plots.throughput import ThroughputLine as ThroughputLine
+from swila.plots.throughput import throughput_figure as throughput_figure

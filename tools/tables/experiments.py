@@ -1,4 +1,4 @@
-"""Tables of ``swila bench training``: updates per second, and where the time of an update goes."""
+"""Tables of ``swila bench experiments``: updates per second, and where the time of an update goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools.tables.conditions import conditions
 from tools.tables.markdown import markdown
 
 
-def training_table(record: dict[str, Any], before: dict[str, Any] | None = None) -> str:
+def experiments_table(record: dict[str, Any], before: dict[str, Any] | None = None) -> str:
     """Markdown for updates per second, eager and captured, of one run and of several side by side.
 
     Args:

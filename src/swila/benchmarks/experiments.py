@@ -1,4 +1,4 @@
-"""Benchmark of training on a GPU: updates per second of one run and of several concurrent runs."""
+"""Benchmark of training the small models of the experiments: updates per second of one run and of several at once."""
 
 from __future__ import annotations
 
