@@ -229,4 +229,4 @@ def test_operators_are_registered_properly(device):
     ops = torch.ops.swila
     torch.library.opcheck(ops.swiglu.default, (gate, up))
     torch.library.opcheck(ops.swiglu_backward.default, (gate, up, grad))
-    torch.library.opcheck(ops.swiglu_backward_.default, (gate, up, grad))
+    torch.library.opcheck(ops.swiglu_backward_and_product.default, (gate, up, grad))

@@ -119,8 +119,7 @@ def _mlp_gradients(
     """Return the gradients of x, gate, up and down as far as they are wanted; ``x()`` returns the input ``[N, in]``."""
     grad = grad.to(down.dtype).reshape(-1, down.shape[0])
     both = both.reshape(-1, both.shape[-1])
-    h = grad @ down
-    dboth = torch.ops.swila.swiglu_backward_(*both.chunk(2, -1), h)  # h was its gradient before
+    dboth, h = torch.ops.swila.swiglu_backward_and_product(*both.chunk(2, -1), grad @ down)
     ddown = grad.mT @ h if wanted[3] else None
     del h
     dgate = dup = None

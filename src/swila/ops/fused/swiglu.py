@@ -25,7 +25,7 @@ ROWS, BLOCK = 4, 512  # tile of a program
 _library = torch.library.Library("swila", "FRAGMENT")
 _library.define("swiglu(Tensor gate, Tensor up) -> Tensor")
 _library.define("swiglu_backward(Tensor gate, Tensor up, Tensor grad) -> Tensor")
-_library.define("swiglu_backward_(Tensor gate, Tensor up, Tensor(a!) grad) -> Tensor")
+_library.define("swiglu_backward_and_product(Tensor gate, Tensor up, Tensor grad) -> (Tensor, Tensor)")
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -79,16 +79,19 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
-    return _launch_backward(gate, up, rows_of(grad), product=False)
+    return _launch_backward(gate, up, rows_of(grad))
 
 
-def _swiglu_backward_(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
-    """As ``swiglu_backward``, and overwrite ``grad`` with ``silu(gate) * up``, the input of the next product."""
-    assert grad.is_contiguous()
-    return _launch_backward(gate, up, rows_of(grad), product=True)
+def _swiglu_backward_and_product(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``swiglu_backward``, and also return ``silu(gate) * up``, which a product reads.
+
+    It does not overwrite ``grad``: the compiler would copy it before.
+    """
+    product = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    return _launch_backward(gate, up, rows_of(grad), product), product
 
 
-def _launch_backward(gate: Tensor, up: Tensor, grad: Tensor, product: bool) -> Tensor:
+def _launch_backward(gate: Tensor, up: Tensor, grad: Tensor, product: Tensor | None = None) -> Tensor:
     both = gate.new_empty(*gate.shape[:-1], 2 * gate.shape[-1])
     if not gate.numel():
         return both
@@ -98,15 +101,15 @@ def _launch_backward(gate: Tensor, up: Tensor, grad: Tensor, product: bool) -> T
     rows, dim = gate.shape
     with torch.cuda.device_of(gate):
         swiglu_backward_kernel[(-(-rows // ROWS), -(-dim // BLOCK))](
-            gate, up, grad, both, rows, dim, gate.stride(0), up.stride(0), grad.stride(0),
-            PRODUCT=product, ROWS=ROWS, BLOCK=BLOCK, num_warps=4,
+            gate, up, grad, both, both if product is None else product,
+            rows, dim, gate.stride(0), up.stride(0), grad.stride(0), PRODUCT=product is not None, ROWS=ROWS, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return both
 
 
 _library.impl("swiglu", _swiglu, "CompositeExplicitAutograd")
 _library.impl("swiglu_backward", _swiglu_backward, "CompositeExplicitAutograd")
-_library.impl("swiglu_backward_", _swiglu_backward_, "CompositeExplicitAutograd")
+_library.impl("swiglu_backward_and_product", _swiglu_backward_and_product, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("swila::swiglu", lib=_library)
@@ -119,6 +122,6 @@ def _(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
     return gate.new_empty(*gate.shape[:-1], 2 * gate.shape[-1])
 
 
-@torch.library.register_fake("swila::swiglu_backward_", lib=_library)
-def _(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
-    return gate.new_empty(*gate.shape[:-1], 2 * gate.shape[-1])
+@torch.library.register_fake("swila::swiglu_backward_and_product", lib=_library)
+def _(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return gate.new_empty(*gate.shape[:-1], 2 * gate.shape[-1]), grad.new_empty(grad.shape)

@@ -27,6 +27,7 @@ def swiglu_backward_kernel(
     up_ptr,
     grad_ptr,
     both_ptr,
+    product_ptr,
     rows,
     dim,
     gate_stride,
@@ -38,7 +39,7 @@ def swiglu_backward_kernel(
 ):
     """Write a tile of the gradients of gate and up, the halves of ``both``.
 
-    With ``PRODUCT``, ``grad`` is overwritten with ``silu(gate) * up``.
+    With ``PRODUCT``, also ``silu(gate) * up``.
     """
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     col = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
@@ -53,4 +54,4 @@ def swiglu_backward_kernel(
     tl.store(both_ptr + row * (2 * dim) + col, dgate.to(both_ptr.dtype.element_ty), mask=inside)
     tl.store(both_ptr + row * (2 * dim) + dim + col, (grad * silu).to(both_ptr.dtype.element_ty), mask=inside)
     if PRODUCT:
-        tl.store(grad_ptr + row * grad_stride + col, (silu * up).to(grad_ptr.dtype.element_ty), mask=inside)
+        tl.store(product_ptr + row * dim + col, (silu * up).to(product_ptr.dtype.element_ty), mask=inside)

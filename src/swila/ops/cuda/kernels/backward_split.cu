@@ -121,8 +121,9 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     float U[4][4] = {}, S[4][4] = {}, gram_a[2][4] = {}, gram_p[2][4] = {}, blocks[4];
     Pair cross;
     GramOperands grams;
-    walk_back<true>(state, U, S, x, c, p, gram_a, gram_p);
+    gram_products(gram_a, gram_p, x, p);
     make_gram_operands(grams, cross, blocks, gram_a, gram_p, p);
+    walk_back(state, U, S, x, c, p);
 #pragma unroll
     for (int nt = 0; nt < 4; nt++) product(U[nt], grams.A, half_of(c[nt / 2], nt % 2)), product(S[nt], grams.P, half_of(c[nt / 2], nt % 2));
 
@@ -263,13 +264,15 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
       for (int h = 0; h < 2; h++) {
         const int kt = 2 * ks + h;
         const uint4_ words = ((const uint4_*)(from + GIVEN_W))[kt * 32 + p.lane];
-        float dk[4] = {};
+        float dk[4] = {}, more[4] = {};  // two chains of products
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           const B16 wt = {{{words.x[2 * i], words.x[2 * i + 1]}}};
-          product(dk, by_token.du[i], wt), product(dk, by_token.c[i], as_columns(dW[i][kt]));
+          product(dk, by_token.du[i], wt), product(more, by_token.c[i], as_columns(dW[i][kt]));
         }
-        product(dk, g.da, kb[h]), product(dk, g.dp_t, qb[h]);
+        product(dk, g.da, kb[h]), product(more, g.dp_t, qb[h]);
+#pragma unroll
+        for (int e = 0; e < 4; e++) dk[e] += more[e];
         put_sum((float*)mine, kt, dk, p);
 #pragma unroll
         for (int i = 0; i < 2; i++) product(dW[i][kt], du_columns[i], kb[h]), product(dW[i][kt], ds_columns[i], qb[h]);

@@ -71,11 +71,8 @@ DEVICE void put_gram_blocks(float* tile, const float (&blocks)[4], const Place& 
   *(float2_*)&tile[p.row * 8 + p.quad * 2] = {blocks[0], blocks[1]};
   *(float2_*)&tile[64 + p.row * 8 + p.quad * 2] = {blocks[2], blocks[3]};
 }
-// Without a decay: W = W' - Σ c ⊗ k in place of W', and from it the first terms, U = k · W and S = q · W. WITH_GRAMS: also the
-// products k_t · k_s and q_t · k_s, from the same operands, where there are registers for them.
-template <bool WITH_GRAMS = false>
-DEVICE void walk_back(const State& state, float (&U)[4][4], float (&S)[4][4], const Operands& x, const A16 (&c_columns)[2], const Place& p,
-                      float (*gram_a)[4] = nullptr, float (*gram_p)[4] = nullptr) {
+// Without a decay: W = W' - Σ c ⊗ k in place of W', and from it the first terms, U = k · W and S = q · W.
+DEVICE void walk_back(const State& state, float (&U)[4][4], float (&S)[4][4], const Operands& x, const A16 (&c_columns)[2], const Place& p) {
   A16 minus_c[2];
 #pragma unroll
   for (int i = 0; i < 2; i++)
@@ -88,10 +85,6 @@ DEVICE void walk_back(const State& state, float (&U)[4][4], float (&S)[4][4], co
     A16 kf = load_rows(x.k, OPERAND_TILE, KEY_ROW, ks * 16, p.lane), qf = load_rows(x.q, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
     B16 kb[2];
     load_transposed(kb[0], kb[1], x.k, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
-    if constexpr (WITH_GRAMS) {
-#pragma unroll
-      for (int h = 0; h < 2; h++) product(gram_a[h], kf, half_of(kf, h)), product(gram_p[h], qf, half_of(kf, h));
-    }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       float w[2][4];

@@ -58,20 +58,6 @@ DEVICE float entropy_of(const float (&x)[J]) {
   for (int j = 0; j < J; j++) sum -= x[j] * LN2 * lg2(max_nan(x[j], TINY));
   return sum;
 }
-// Shares p_j 2^(-x_j^2), unscaled as above. The factor is a square, so that it does not underflow before its product with p does.
-DEVICE float unscaled_posterior(float (&p)[J], const float (&x)[J]) {
-  float s[J], sum;
-#pragma unroll
-  for (int j = 0; j < J; j++) s[j] = -0.5f * x[j] * x[j];
-  const float most = largest(s);
-#pragma unroll
-  for (int j = 0; j < J; j++) {
-    const float h = ex2(s[j] - most);
-    p[j] = p[j] * h * h;
-    sum = j ? sum + p[j] : p[j];
-  }
-  return rcp(sum);
-}
 DEVICE void load_logits(float (&z)[J], const char* tile, int token, int t, int d) {
 #pragma unroll
   for (int j = 0; j < J; j++) z[j] = max_nan(LOG2E * to_float(*((const TB*)(tile + t * token + j * B_ROW) + d)), LEAST);
@@ -130,12 +116,15 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
       for (int j = 0; j < J; j++) {
         float z = prior.x[j];
-        if (KEY_GATE) z = max_nan(stay * r[j] + z, TINY);
+        if constexpr (KEY_GATE) {
+          z = max_nan(stay * r[j] + z, TINY);
+          if (NORMALIZE) z = lg2(z);
+        }
         c[j] = rate.x[j] * x[t][j];
-        r[j] = !NORMALIZE ? z * ex2(-x[t][j] * x[t][j]) : KEY_GATE ? z : z - x[t][j] * x[t][j];
+        r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
       }
       float inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
-      if constexpr (NORMALIZE) inverse = KEY_GATE ? unscaled_posterior(r, x[t]) : unscaled_softmax(r, entropy);
+      if constexpr (NORMALIZE) inverse = unscaled_softmax(r, entropy);
 #pragma unroll
       for (int j = 0; j < J; j++) {
         if constexpr (STATS || KEY_GATE) {
@@ -145,7 +134,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
         }
         if (STATS && t < valid) used[j] += r[j];
       }
-      if (STATS && t < valid) spread += NORMALIZE && !KEY_GATE ? entropy : entropy_of(r);
+      if (STATS && t < valid) spread += NORMALIZE ? entropy : entropy_of(r);
 #pragma unroll
       for (int i = 0; i < C; i += 4)
         if (i + 3 > t) {
