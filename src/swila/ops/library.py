@@ -10,8 +10,8 @@ run.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -109,15 +109,19 @@ def _auto_step() -> str:
 auto_name._dynamo_marked_constant = _auto_step._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def present(x: Inputs, options: Options) -> tuple[str, ...]:
-    """Names of the results of a call, in order; every backend returns exactly these."""
-    return _names(options.return_state, x.key_gate is not None, x.query_gate is not None, options.routing_stats)
-
-
-@cache
 def _names(state: bool, r: bool, rho: bool, stats: bool) -> tuple[str, ...]:
     found = [True, state, state and r, state and rho, *[stats] * 4]
     return tuple(name for name, there in zip(Results._fields, found, strict=True) if there)
+
+
+_NAMES = {flags: _names(*flags) for flags in itertools.product((False, True), repeat=4)}
+
+
+def present(x: Inputs, options: Options) -> tuple[str, ...]:
+    """Names of the results of a call, in order; every backend returns exactly these."""
+    return _NAMES[
+        bool(options.return_state), x.key_gate is not None, x.query_gate is not None, bool(options.routing_stats)
+    ]
 
 
 def as_results(x: Inputs, options: Options, tensors: Sequence[Tensor]) -> Results:

@@ -15,7 +15,7 @@ from swila.ops.call import PER_TOKEN, STATE, Inputs, Options, Problem, Results, 
 from swila.ops.cuda.arguments import Value
 from swila.ops.cuda.compiler import GpuLauncher
 from swila.ops.cuda.specialization import CHUNK, DECAYS, Specialization, num_chunks, num_segments
-from swila.ops.cuda.table import KERNELS, backward_kernel, forward_kernel
+from swila.ops.cuda.table import KERNELS, SUM_WARPS, backward_kernel, forward_kernel
 
 SIZES = (16, 32, 64, 128)
 SAME_DTYPE = ("beta", "key_logits", "query_logits", "key_gate", "query_gate")  # the kernels' type TB
@@ -179,7 +179,7 @@ class Kernels:
         }  # fmt: skip
         self._run(kernel, x, spec, stats, arguments)
         if parts is not None:
-            out["q"], out["k"] = parts.sum(1)
+            out["q"], out["k"] = self._sum(parts, x, spec)
         if by_key:
             arguments = shared | {
                 "q": x.q, "k": x.k, "kept_c": kept_c, "chunk_du": chunk_du, "chunk_ds": chunk_ds, "chunk_W": chunk_W,
@@ -191,6 +191,16 @@ class Kernels:
             out["log_decay"] = ddecay.sum(4, keepdim=True)
         out |= state
         return {name: grad.to(getattr(given, name).dtype) for name, grad in out.items()}
+
+    def _sum(self, parts: Tensor, x: Inputs, spec: Specialization) -> Tensor:
+        """Return the sums over dim 1 of ``parts [2, blocks, B, T, H, K]``."""
+        if parts.dtype != torch.bfloat16:
+            return parts.sum(1)
+        sums = x.q.new_empty((2, *x.q.shape), dtype=parts.dtype)
+        pieces = x.q.numel() // 8
+        arguments: dict[str, Value] = {"parts": parts, "sums": sums, "count": parts.shape[1], "pieces": pieces}
+        self.launch("sum_parts", spec, False, -(-2 * pieces // (32 * SUM_WARPS)), arguments, _index(x))
+        return sums
 
     def step(self, x: Inputs, options: Options, alive: Tensor | None = None, inplace: bool = False) -> Results:
         """Run one token, without gradients; ``inplace`` writes the new state of the alive rows over the old one."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from swila.ops.call import Inputs
 from swila.ops.cuda.specialization import Specialization, num_chunks, num_segments
 
+SUM_WARPS = 8  # warps per block of ``sum_parts``, whose threads have 8 numbers each
+
 
 def _num_sequences(x: Inputs) -> int:
     return x.num_sequences
@@ -67,6 +69,7 @@ KERNELS = {
         Kernel("forward_split", spreads=True),
         Kernel("backward"),
         Kernel("backward_split", warps=lambda spec: min(spec.warps, 4), spreads=True),
+        Kernel("sum_parts", warps=lambda spec: SUM_WARPS, blocks=_one_block, fewer_warps=False),
         Kernel("states", num_segments),
         Kernel("prepare", num_chunks, lambda spec: 8, _one_block),
         Kernel("backward_keys", num_chunks, lambda spec: spec.J * spec.key_dims // 32, _one_block, fewer_warps=False),

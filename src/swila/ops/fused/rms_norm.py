@@ -91,11 +91,20 @@ def rms_norm_reference(
 ) -> Tensor:
     """Return the same as :func:`rms_norm`, in plain torch, in float32 (float64 for float64)."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    full = x.to(wide)
-    normed = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + eps) * weight.to(wide)
+    full = _cast(x, wide)
+    normed = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + eps) * _cast(weight, wide)
     if gate is not None:
-        normed = normed * (F.silu(gate.to(wide)) if activation == "silu" else gate.to(wide).sigmoid())
-    return normed.to(dtype or x.dtype)
+        gate = _cast(gate, wide)
+        normed = normed * (F.silu(gate) if activation == "silu" else gate.sigmoid())
+    return _cast(normed, dtype or x.dtype)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor in a dtype, without a cast that does nothing.
+
+    In torch 2.11, gradients of a compiled ``autograd.Function`` are lost if its result is such a cast.
+    """
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def norm_serves(x: Tensor, weight: Tensor, other: Tensor | None = None) -> bool:

@@ -182,7 +182,7 @@ def _backward(grad, x, weight, bias, state, cu_seqlens, silu, head_dim) -> list[
     grad = _rows(grad)
     # the gradient before the activation: every token reads it at the W tokens that it reaches
     da = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
-    tokens, block = call.x.shape[0], max(8, 1024 // call.shared["BC"])
+    tokens, block = call.x.shape[0], max(8, 1024 // _blocks(call.x.shape[1], head_dim)[2])
     blocks = 1 if W > 4 else max(1, min(32, tokens // (block * 64)))  # few tokens must not be few programs
     programs = -(-tokens // (block * blocks))
     parts = torch.empty((programs, W + 1, S * C), dtype=torch.float32, device=x.device)
@@ -191,7 +191,8 @@ def _backward(grad, x, weight, bias, state, cu_seqlens, silu, head_dim) -> list[
         activation_backward_kernel[(programs, call.grid[1])](
             call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state,
             grad, grad.stride(0), da, parts,
-            **call.shared | {"BT": block, "num_warps": 4}, BLOCKS=blocks, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
+            **call.shared | {"BT": block, "num_warps": 4},
+            BLOCKS=blocks, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
         )  # fmt: skip
         convolution_backward_kernel[call.grid](da, weight, dx, **call.shared)
     sums = parts.sum(0).unflatten(-1, (S, C)).sum(1)  # [W + 1, C]

@@ -98,8 +98,8 @@ def activation_backward_kernel(
 ):  # fmt: skip
     """Write the gradient before the activation, and this program's part of the gradients of filters and bias.
 
-    A program has several blocks of tokens. It sums products over the blocks element by element, and over the tokens of a
-    block once, at the end: a sum across threads costs as much as the rest of a block.
+    A program has several blocks of tokens. It sums products over the blocks element by element, and over the tokens of
+    a block once, at the end: a sum across threads costs as much as the rest of a block.
     """
     lane = tl.arange(0, BC)
     c = tl.program_id(1) * WIDTH + lane

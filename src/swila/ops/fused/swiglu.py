@@ -102,7 +102,8 @@ def _launch_backward(gate: Tensor, up: Tensor, grad: Tensor, product: Tensor | N
     with torch.cuda.device_of(gate):
         swiglu_backward_kernel[(-(-rows // ROWS), -(-dim // BLOCK))](
             gate, up, grad, both, both if product is None else product,
-            rows, dim, gate.stride(0), up.stride(0), grad.stride(0), PRODUCT=product is not None, ROWS=ROWS, BLOCK=BLOCK, num_warps=4,
+            rows, dim, gate.stride(0), up.stride(0), grad.stride(0),
+            PRODUCT=product is not None, ROWS=ROWS, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return both
 

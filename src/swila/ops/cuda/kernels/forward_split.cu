@@ -246,16 +246,32 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
   };
   // Gram matrices of a chunk, one by each of three warps, as the registers that all will use them in.
   auto make_grams = [&](int chunk) {
+    float all[NW == 1 ? 3 : 1][2][4] = {};
+    if constexpr (NW == 1) {  // all three at once: their products do not wait for each other
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++) {
+        const A16 k = load_rows(stage(chunk) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+        const A16 q = load_rows(stage(chunk) + STAGE_Q, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+        const A16 before = load_rows(stage(chunk + STAGES - 1) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          product(all[0][h], k, half_of(k, h)), product(all[1][h], q, half_of(k, h)), product(all[2][h], k, half_of(before, h));
+      }
+    }
 #pragma unroll
     for (int which = 0; which < 3; which++) {
       if (p.warp != which % NW) continue;
-      float m[2][4] = {};
+      float (&m)[2][4] = all[NW == 1 ? which : 0];
+      if constexpr (NW > 1) {
 #pragma unroll
-      for (int ks = 0; ks < KS; ks++) {
-        A16 rows = load_rows(stage(chunk) + (which == 1 ? STAGE_Q : STAGE_K), OPERAND_TILE, X_ROW, ks * 16, p.lane);
-        A16 columns = rows;
-        if (which) columns = load_rows(stage(which == 2 ? chunk + STAGES - 1 : chunk) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
-        product(m[0], rows, half_of(columns, 0)), product(m[1], rows, half_of(columns, 1));
+        for (int i = 0; i < 4; i++) m[0][i] = m[1][i] = 0.f;
+#pragma unroll
+        for (int ks = 0; ks < KS; ks++) {
+          A16 rows = load_rows(stage(chunk) + (which == 1 ? STAGE_Q : STAGE_K), OPERAND_TILE, X_ROW, ks * 16, p.lane);
+          A16 columns = rows;
+          if (which) columns = load_rows(stage(which == 2 ? chunk + STAGES - 1 : chunk) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+          product(m[0], rows, half_of(columns, 0)), product(m[1], rows, half_of(columns, 1));
+        }
       }
       char* to = grams(chunk);
       if (which == 0) {  // A: readers of this chunk, writers of this chunk; symmetric
