@@ -188,3 +188,38 @@ def test_refusals_say_what_is_needed():
     assert "up to 4 mixtures" in unsupported(problem_of(make_call(VARIANTS["gated"], Shape(J=5))))
     assert "up to 2 mixtures" in unsupported(problem_of(make_call(VARIANTS["gated"], Shape(T=1, K=128, J=3))))
     assert unsupported(problem_of(make_call(VARIANTS["gated"], Shape(T=1, K=128, J=4), dtype=BF16))) is None
+
+
+def specialization(name="plain", K=64, V=64, J=4, dtype=BF16):
+    call = make_call(VARIANTS[name], Shape(B=1, T=1, H=1, K=K, V=V, J=J), dtype=dtype)
+    x = Inputs.of([*(call.get(key) for key in PER_TOKEN), *call["initial_state"]])
+    return Specialization.of(x, Options(call["decay_order"], call["normalize"]))
+
+
+@pytest.mark.parametrize(
+    ("units", "forward", "backward"), [(8, 1, 1), (33, 2, 2), (34, 4, 4), (66, 4, 4), (67, 8, 4), (500, 8, 4)]
+)
+def test_heads_are_spread_over_idle_multiprocessors(units, forward, backward):
+    """Blocks are halved as long as twice as many still find a multiprocessor each."""
+    spec, processors = specialization(), 132
+    assert KERNELS["forward_split"].most_warps(spec, units, processors) == forward
+    assert KERNELS["backward_split"].most_warps(spec, units, processors) == backward
+    assert KERNELS["backward"].most_warps(spec, units, processors) == 8  # never
+
+
+@pytest.mark.parametrize(
+    ("spec", "units", "split"),
+    [
+        ({}, 66, True),
+        ({}, 67, False),
+        ({"name": "temporal"}, 8, True),
+        ({"name": "gated"}, 8, False),
+        ({"J": 5}, 8, False),
+        ({"J": 1}, 8, False),
+        ({"K": 128}, 8, False),
+        ({"dtype": F32}, 8, False),
+    ],
+    ids=str,
+)
+def test_backward_of_few_heads(spec, units, split):
+    assert backward_kernel(specialization(**spec), units, 132) == ("backward_split" if split else "backward")

@@ -140,6 +140,24 @@ def test_without_initial_state(kernels, device):
     assert_right(call, kernels)
 
 
+@pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
+@pytest.mark.parametrize(("name", "J", "stats"), [("plain", 4, True), ("temporal", 4, False), ("plain", 3, False)])
+def test_many_and_few_heads(kernels, device, name, J, stats):
+    """With few heads a head is shared by several blocks, and the backward has roles for its warps.
+
+    The last chunk is partial, and there are more chunks than buffers between the roles.
+    """
+    call = make_call(VARIANTS[name], Shape(B=1, T=69, H=1, K=16, V=32, J=J), dtype=BF16, device=device)
+    assert_right(call, kernels, statistics=stats)
+
+
+@pytest.mark.parametrize("kernels", [{"processors": 132}], indirect=True, ids=["few"])
+def test_few_heads_of_packed_sequences(kernels, device):
+    lengths = [3, 1, 17, 33] + [530] * (device != "cpu")
+    call = make_call(VARIANTS["plain"], Shape(H=1, K=64, V=16, J=2), lengths=lengths, dtype=BF16, device=device)
+    assert_right(call, kernels)
+
+
 @pytest.mark.parametrize("kernels", [{"warps": 1}, {"limit": 99 * 1024}], indirect=True, ids=str)
 @pytest.mark.parametrize("lengths", [None, [20, 3]], ids=str)
 @pytest.mark.parametrize("name", ["temporal", "gated"])
