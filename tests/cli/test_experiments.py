@@ -271,7 +271,7 @@ def test_a_saved_model_is_no_waiting_run(swila, tmp_path):
         (["run", "regbench", "--precision", "fp8"], "precision must be one of float32, tf32, bfloat16, got 'fp8'"),
         (["run", "regbench", "--automata", "8"], "automata must be at least a batch of 32, got 8"),
         (["run", "regbench", "--model", "gpt"], "model must be one of temporal-swila, swila, dn-mom, deltanet, "),
-        (["bench", "training", "--case", "tetris"], "case must be one of cdar, paper; cdar, small; softmax-"),
+        (["bench", "experiments", "--case", "tetris"], "case must be one of cdar, paper; cdar, small; softmax-"),
     ],
 )
 def test_mistakes_get_one_line(swila, arguments, message):

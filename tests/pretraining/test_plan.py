@@ -89,8 +89,10 @@ def test_the_operation_keeps_the_tensors_of_the_cuda_kernels(monkeypatch):
 
 
 def test_compilation_keeps_less_than_autograd():
-    eager = block_bytes("attention", False, num_heads=HEADS)
-    assert 0.3 * eager < block_bytes("attention", True, num_heads=HEADS) < 0.95 * eager
+    """Without fused kernels, which keep little in any case."""
+    with use_fused(False):
+        eager = block_bytes("attention", False, num_heads=HEADS)
+        assert 0.3 * eager < block_bytes("attention", True, num_heads=HEADS) < 0.95 * eager
 
 
 def test_the_matrix_of_biases_is_kept_only_without_a_kernel_for_it():
@@ -114,8 +116,10 @@ def test_tracing_leaves_backends_and_dtype_as_they_were(monkeypatch):
 
 def test_the_estimate_agrees_with_the_peak_measured_on_a_gpu():
     """Of ``swila pretrain`` on one H200, with all activations of a micro-batch of 8 x 4,096 tokens."""
-    row = next(row for row in MEASURED["recipes"] if row["recipe"] == "temporal-swila-374m")
-    with use_fused(False):  # the measurement is older than the fused kernels
+    row = next(row for row in MEASURED["recipes"] if row["recipe"] == "gdn-374m")
+    with use_fused(
+        False
+    ):  # the measurement is older than the fused kernels, and than low-rank logits that are not kept
         planned = plan(benchmarked(row["recipe"], row["length"], row["batch_size"], 1)).memory.total / 1e9
     assert planned == pytest.approx(row["engine"]["memory_gb"], rel=0.05)
     assert planned == pytest.approx(row["planned_gb"], rel=0.01)  # what the docs show
