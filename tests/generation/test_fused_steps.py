@@ -178,6 +178,16 @@ CHANGES = {
     "hook on a router": lambda model: model.model.layers[0].mixer.key_router.register_forward_hook(lambda *a: None),
     "hook on a norm": lambda model: model.model.layers[0].mlp_norm.register_forward_pre_hook(lambda *a: None),
     "hook on the feed-forward": lambda model: model.model.layers[0].mlp.up.register_forward_hook(lambda *a: None),
+    "hook on the whole feed-forward": lambda model: model.model.layers[0].mlp.register_forward_hook(lambda *a: None),
+    "forward of the feed-forward": lambda model: setattr(model.model.layers[0].mlp, "forward", lambda x: x),
+    "forward of a router": lambda model: setattr(model.model.layers[0].mixer.key_router, "forward", lambda x: x),
+    "bias of the feed-forward": lambda model: setattr(
+        model.model.layers[0].mlp.up, "bias", nn.Parameter(torch.ones(48))
+    ),
+    "bias of the inner part": lambda model: setattr(
+        model.model.layers[0].mixer.b_proj[0], "bias", nn.Parameter(torch.ones(20))
+    ),
+    "activation": lambda model: setattr(model.model.layers[0].mixer.q_conv1d, "activation", None),
     "bias": lambda model: setattr(model.model.layers[0].mixer.o_proj, "bias", nn.Parameter(torch.zeros(32))),
     "another kind": lambda model: setattr(model.model.layers[0].mlp, "down", nn.Identity()),
     "another dtype": lambda model: model.model.layers[0].mixer.v_conv1d.double(),
@@ -197,6 +207,20 @@ def test_what_is_left_alone(name):
         assert block.fuses_step(x)
         CHANGES[name](model)
         assert not block.fuses_step(x)
+
+
+def test_biases_and_decays_that_are_left_alone():
+    for name, change in {
+        "temporal": lambda mixer: setattr(mixer.key_gate, "bias", nn.Parameter(torch.ones(32))),
+        "gdn": lambda mixer: setattr(mixer.b_proj, "bias", nn.Parameter(torch.ones(2))),
+        "by head": lambda mixer: setattr(mixer.decay, "forward", lambda *arguments: None),
+        "by key": lambda mixer: setattr(mixer.decay.proj[1], "bias", nn.Parameter(torch.ones(16))),
+    }.items():
+        block = make(*VARIANTS[name]).model.layers[0]
+        with use_fused(True):
+            assert block.fuses_step(torch.zeros(2, 1, 32)), name
+            change(block.mixer)
+            assert not block.fuses_step(torch.zeros(2, 1, 32)), name
 
 
 def test_calls_that_are_left_alone(device):

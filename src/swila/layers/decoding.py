@@ -25,6 +25,7 @@ from swila.layers.short_conv import ShortConvolution
 from swila.layers.swila import SwiLA
 from swila.ops import SwitchingState, switching_delta_rule_step
 from swila.ops.fused.choice import serves
+from swila.ops.fused.modules import is_plain
 from swila.ops.fused.skinny import MOST_ROWS, Prologue, skinny
 from swila.ops.fused.step_attention import step_attention
 from swila.ops.fused.step_operands import Heads, Operand, step_operands
@@ -35,7 +36,7 @@ ALIGNMENT = 16  # bytes
 
 def plain(module: nn.Module | None, dtype: torch.dtype, kind: type[nn.Module] = nn.Linear) -> bool:
     """Return whether a module is exactly of a kind, without hooks, and has its own dense weight of a dtype."""
-    if type(module) is not kind or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+    if module is None or not is_plain(module, kind):
         return False
     weight = module.weight
     return (
@@ -56,7 +57,9 @@ def fuses(mixer: SequenceMixer, norms: Iterable[nn.Module], mlp: nn.Module, x: T
         return False
     if not serves(x) or not all(plain(norm, x.dtype, nn.RMSNorm) for norm in norms):
         return False
-    if type(mlp) is not SwiGLU or not all(plain(part, x.dtype) for part in (mlp.gate, mlp.up, mlp.down)):
+    if not is_plain(mlp, SwiGLU):
+        return False
+    if not all(plain(part, x.dtype) and part.bias is None for part in (mlp.gate, mlp.up, mlp.down)):
         return False
     return _fuses_recurrent(mixer, x.dtype) or _fuses_attention(mixer, x.dtype)
 
@@ -222,22 +225,25 @@ def _fuses_recurrent(mixer: SequenceMixer, dtype: torch.dtype) -> bool:
         parts.append(getattr(mixer, name, None))
     decay = getattr(mixer, "decay", None)
     if decay is not None:
-        if type(decay) is not DecayGate or decay._forward_hooks or decay._forward_pre_hooks:
+        if not is_plain(decay, DecayGate):
             return False
         parts.append(decay.proj)
-    if isinstance(mixer.g_proj, nn.Linear) and mixer.g_proj.bias is not None:
-        return False
     for part in parts:
         if type(part) is nn.Sequential:
-            if len(part) != 2 or part._forward_hooks or part._forward_pre_hooks:
+            # the second matrix may have a bias, which an operand adds; that of a decay is dt_bias
+            if not is_plain(part, nn.Sequential) or len(part) != 2 or getattr(part[0], "bias", None) is not None:
+                return False
+            if decay is not None and part is decay.proj and getattr(part[1], "bias", None) is not None:
                 return False
             projections += _parts(part)
         elif part is not None:
+            if getattr(part, "bias", None) is not None:
+                return False
             projections.append(part)  # type: ignore[arg-type]
     convolutions = [mixer.q_conv1d, mixer.k_conv1d, mixer.v_conv1d] if mixer.convolves else []
     return (
         all(plain(projection, dtype) for projection in projections)
-        and all(plain(conv, dtype, ShortConvolution) and conv.channels > 0 for conv in convolutions)
+        and all(plain(conv, dtype, ShortConvolution) and conv.activation == "silu" for conv in convolutions)
         and plain(mixer.o_norm, dtype, nn.RMSNorm)
     )
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from swila.ops.fused.choice import serves
 from swila.ops.fused.concatenate import concatenate, concatenate_again
 from swila.ops.fused.expand import expand
-from swila.ops.fused.modules import is_plain, is_plain_linear
+from swila.ops.fused.modules import is_plain, is_plain_linear, is_tensor
 
 FEWEST_TOKENS = 256  # without gradients, shorter inputs cost less than the concatenation of the weights
 _ALIGNED = 16  # channels; rows of the product and its parts start at multiples, for vector loads
@@ -61,7 +61,7 @@ class Projections:
         if not (is_plain(module, nn.Sequential) and len(module) == 2):  # type: ignore[arg-type]
             return None
         first, second = module[0], module[1]  # type: ignore[index]
-        if not (is_plain_linear(first) and is_plain_linear(second) and _is_tensor(second.weight)):
+        if not (is_plain_linear(first) and is_plain_linear(second)):
             return None
         return second.weight
 
@@ -101,12 +101,7 @@ def _first(module: nn.Module) -> nn.Linear | None:
     """Return the matrix of a projection that reads the input, if it is a plain one."""
     if is_plain(module, nn.Sequential) and len(module) == 2:  # type: ignore[arg-type]
         module = module[0]  # type: ignore[index]
-    return module if is_plain(module, nn.Linear) and _is_tensor(module.weight) else None  # type: ignore[return-value]
-
-
-def _is_tensor(weight: Any) -> bool:
-    """Return whether a weight is a tensor of torch's own, not of a subclass with products of its own."""
-    return type(weight) is nn.Parameter or type(weight) is Tensor
+    return module if is_plain(module, nn.Linear) and is_tensor(module.weight) else None  # type: ignore[return-value]
 
 
 def _joinable(x: Tensor, modules: Sequence[nn.Linear]) -> bool:

@@ -230,3 +230,38 @@ def test_operators_are_registered_properly(device):
     torch.library.opcheck(ops.swiglu.default, (gate, up))
     torch.library.opcheck(ops.swiglu_backward.default, (gate, up, grad))
     torch.library.opcheck(ops.swiglu_backward_and_product.default, (gate, up, grad))
+
+
+class Quantised(torch.Tensor):
+    """A weight with a product of its own, and no other operation."""
+
+    @staticmethod
+    def __new__(cls, codes):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)
+
+    def __init__(self, codes):
+        self.codes = codes
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.linear:
+            return torch.nn.functional.linear(args[0], args[1].codes.float())
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        if operator is torch.ops.aten.detach.default:
+            return cls(args[0].codes)
+        raise NotImplementedError(operator)
+
+
+def test_quantised_weights_have_their_own_product(device):
+    mlp = SwiGLU(6, 10, 6).to(device)
+    for part in (mlp.gate, mlp.up, mlp.down):
+        codes = torch.randint(-3, 4, part.weight.shape, device=device)
+        part.weight = torch.nn.Parameter(Quantised(codes), requires_grad=False)
+    x = torch.randn(3, 6, device=device, requires_grad=True)
+    with use_fused(False):
+        expected = mlp(x)
+    with use_fused(True):
+        assert_close(mlp(x), expected)

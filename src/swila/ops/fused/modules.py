@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
+
+from torch import Tensor, nn
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -19,5 +21,10 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Return whether a module is ``x Wᵀ`` and nothing else."""
-    return is_plain(module, nn.Linear) and module.bias is None
+    """Return whether a module is ``x Wᵀ`` and nothing else, with a weight that is a tensor of torch's own."""
+    return is_plain(module, nn.Linear) and module.bias is None and is_tensor(module.weight)
+
+
+def is_tensor(weight: Any) -> bool:
+    """Return whether a weight is a tensor of torch's own, not of a subclass (quantised) with products of its own."""
+    return type(weight) is nn.Parameter or type(weight) is Tensor
