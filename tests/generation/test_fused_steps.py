@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from language_models import tiny, tokens, tolerance
 from swila import SwiLAConfig, SwiLAForCausalLM, generate, prefill
 from swila.generation import release
-from swila.layers import SwiLA
+from swila.layers import SwiLA, decoding
 from swila.layers.cache import map_tensors
 from swila.models.language import modeling
 from swila.ops.fused.choice import use_fused
@@ -207,6 +207,15 @@ def test_what_is_left_alone(name):
         assert block.fuses_step(x)
         CHANGES[name](model)
         assert not block.fuses_step(x)
+
+
+def test_ranks_that_are_left_alone(monkeypatch):
+    """A kernel has the whole rank of a projection in one product."""
+    model, x = make(*VARIANTS["low-rank"]), torch.zeros(2, 1, 32)
+    with use_fused(True):
+        assert model.model.layers[0].fuses_step(x)
+        monkeypatch.setattr(decoding, "MOST_RANK", 19)
+        assert not model.model.layers[0].fuses_step(x)
 
 
 def test_biases_and_decays_that_are_left_alone():

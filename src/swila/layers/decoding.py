@@ -25,6 +25,7 @@ from swila.layers.short_conv import ShortConvolution
 from swila.layers.swila import SwiLA
 from swila.ops import SwitchingState, switching_delta_rule_step
 from swila.ops.fused.choice import serves
+from swila.ops.fused.expand import MOST_RANK
 from swila.ops.fused.modules import is_plain
 from swila.ops.fused.skinny import MOST_ROWS, Prologue, skinny
 from swila.ops.fused.step_attention import step_attention
@@ -59,6 +60,7 @@ def fuses(mixer: SequenceMixer, norms: Iterable[nn.Module], mlp: nn.Module, x: T
         return False
     if not is_plain(mlp, SwiGLU):
         return False
+    assert isinstance(mlp, SwiGLU)
     if not all(plain(part, x.dtype) and part.bias is None for part in (mlp.gate, mlp.up, mlp.down)):
         return False
     return _fuses_recurrent(mixer, x.dtype) or _fuses_attention(mixer, x.dtype)
@@ -201,6 +203,11 @@ def _attention_step(mixer: Attention, norm: Prologue, x: Tensor, state: LayerSta
     product = skinny(x, weights, norm)
     past: Any = state["attn_state"]
     keys, values, lengths = past
+    if keys.dtype != x.dtype:
+        raise ValueError(
+            f"state must hold keys and values of the model's dtype, {x.dtype}, got {keys.dtype}: continue it under the "
+            "autocast that it was made with"
+        )
     norms, eps = None, 0.0
     if mixer.q_norm is not None and mixer.k_norm is not None:
         norms, eps = (mixer.q_norm.weight, mixer.k_norm.weight), _norm(mixer.q_norm).eps
@@ -235,6 +242,8 @@ def _fuses_recurrent(mixer: SequenceMixer, dtype: torch.dtype) -> bool:
                 return False
             if decay is not None and part is decay.proj and getattr(part[1], "bias", None) is not None:
                 return False
+            if getattr(part[0], "out_features", 0) > MOST_RANK:  # a kernel has the whole rank in one product
+                return False
             projections += _parts(part)
         elif part is not None:
             if getattr(part, "bias", None) is not None:
@@ -255,6 +264,8 @@ def _fuses_attention(mixer: SequenceMixer, dtype: torch.dtype) -> bool:
     if mixer.g_proj is not None:
         projections.append(mixer.g_proj)
     norms = [norm for norm in (mixer.q_norm, mixer.k_norm) if norm is not None]
+    if len({norm.eps for norm in norms}) > 1:  # one epsilon for both
+        return False
     return (
         all(plain(projection, dtype) and projection.bias is None for projection in projections)
         and all(plain(norm, dtype, nn.RMSNorm) for norm in norms)

@@ -216,7 +216,7 @@ def _state_gradient(da: Tensor, weight: Tensor, state: Tensor, cu_seqlens: Tenso
         starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff()
     tokens = da.reshape(-1, da.shape[-1])
     for p in range(reach):
-        there = tokens[(starts + p).clamp_max(len(tokens) - 1)].float() * (lengths > p).unsqueeze(1)
+        there = tokens[(starts + p).clamp_max(len(tokens) - 1)].float().where((lengths > p).unsqueeze(1), 0.0)
         total[:, p:] += there.unsqueeze(1) * filters[: reach - p]
     return total.to(state.dtype)
 
