@@ -114,10 +114,10 @@ def test_autocast(name, joined):
 
 @pytest.mark.unpoisoned
 @pytest.mark.parametrize("name", ["swila-low-rank", "kda"])
-def test_compiles_to_one_graph(name):
+def test_compiles_to_one_graph(name, device):
     torch.set_default_device(None)
     torch._dynamo.reset()
-    layer, x = build(name).float(), tokens(2, 9).float().cpu()
+    layer, x = build(name).float().to(device), tokens(2, 9).float().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     expected = evaluate(layer, x, True)
     found = evaluate(compiled, x, True)

@@ -26,5 +26,9 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 
 def is_tensor(weight: Any) -> bool:
-    """Return whether a weight is a tensor of torch's own, not of a subclass (quantised) with products of its own."""
-    return type(weight) is nn.Parameter or type(weight) is Tensor
+    """Return whether a weight is a tensor of torch's own, not of a subclass (quantised) with products of its own.
+
+    A fake tensor, with which plans are traced, stands for a tensor of torch's own.
+    """
+    kind = type(weight)
+    return kind is nn.Parameter or kind is Tensor or kind.__module__ == "torch._subclasses.fake_tensor"
