@@ -68,7 +68,7 @@ def ignore_ctrl_c():
 def test_interrupted_and_resumed(tmp_path, number, begin):
     """The workers save, and the same command goes on; a script's command in the background ignores Ctrl-C."""
     command = [sys.executable, "-c", "from swila.cli import main; main()", "run", "cdar", "--seeds", "2", "--jobs", "2"]
-    command += ["--model", "deltanet", "--steps", "200", "--out", str(tmp_path / "runs"), "--no-tensorboard"]
+    command += ["--model", "deltanet", "--steps", "150", "--out", str(tmp_path / "runs"), "--no-tensorboard"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=begin
     )
@@ -84,13 +84,13 @@ def test_interrupted_and_resumed(tmp_path, number, begin):
     assert process.returncode == 130, output
     assert "interrupted; the same command resumes" in output
     reached = [json.loads(path.read_text().splitlines()[-1])["step"] for path in metrics]
-    assert all(step < 200 for step in reached)
+    assert all(step < 150 for step in reached)
     if number == signal.SIGTERM:
         return  # it resumes as after Ctrl-C
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     for path in metrics:
-        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(50, 201, 50))
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(50, 151, 50))
 
 
 @pytest.mark.parametrize(

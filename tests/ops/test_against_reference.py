@@ -177,7 +177,7 @@ shapes = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     variant=variants,
     shape=shapes,
