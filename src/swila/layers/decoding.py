@@ -60,7 +60,6 @@ def fuses(mixer: SequenceMixer, norms: Iterable[nn.Module], mlp: nn.Module, x: T
         return False
     if not is_plain(mlp, SwiGLU):
         return False
-    assert isinstance(mlp, SwiGLU)
     if not all(plain(part, x.dtype) and part.bias is None for part in (mlp.gate, mlp.up, mlp.down)):
         return False
     return _fuses_recurrent(mixer, x.dtype) or _fuses_attention(mixer, x.dtype)

@@ -58,9 +58,9 @@ class Projections:
     def up(self, name: str) -> Tensor | None:
         """Return the second matrix ``[out, R]`` of a projection that is two plain matrices; None for any other."""
         module = self.modules[name]
-        if not (is_plain(module, nn.Sequential) and len(module) == 2):  # type: ignore[arg-type]
+        if not (is_plain(module, nn.Sequential) and len(module) == 2):
             return None
-        first, second = module[0], module[1]  # type: ignore[index]
+        first, second = module[0], module[1]
         if not (is_plain_linear(first) and is_plain_linear(second)):
             return None
         return second.weight
@@ -99,9 +99,9 @@ def joint_linear(x: Tensor, modules: Sequence[nn.Linear]) -> list[Tensor]:
 
 def _first(module: nn.Module) -> nn.Linear | None:
     """Return the matrix of a projection that reads the input, if it is a plain one."""
-    if is_plain(module, nn.Sequential) and len(module) == 2:  # type: ignore[arg-type]
-        module = module[0]  # type: ignore[index]
-    return module if is_plain(module, nn.Linear) and is_tensor(module.weight) else None  # type: ignore[return-value]
+    if is_plain(module, nn.Sequential) and len(module) == 2:
+        module = module[0]
+    return module if is_plain(module, nn.Linear) and is_tensor(module.weight) else None
 
 
 def _joinable(x: Tensor, modules: Sequence[nn.Linear]) -> bool:

@@ -22,18 +22,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
+from swila.ops.fused.concatenate import concatenate, concatenate_again
 from swila.ops.fused.rms_norm import norm_serves, rms_norm_reference
 from swila.ops.fused.swiglu import swiglu_reference
-
-_library = torch.library.Library("swila", "FRAGMENT")
-# For the backward pass. Compilers would merge torch.cat with that of the forward pass, and keep its result.
-_library.define("concatenated_again(Tensor a, Tensor b) -> Tensor")
-_library.impl("concatenated_again", lambda a, b: torch.cat([a, b]), "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("swila::concatenated_again", lib=_library)
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(a.shape[0] + b.shape[0], *a.shape[1:])
 
 
 def swiglu_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -103,7 +94,7 @@ def _cast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _inner(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``[x Gᵀ, x Uᵀ]``, and ``silu(x Gᵀ) ⊙ x Uᵀ``."""
-    both = F.linear(x, torch.cat([gate, up]))
+    both = F.linear(x, concatenate([gate, up], 0, gate.dtype))
     return both, torch.ops.swila.swiglu(*both.chunk(2, -1))
 
 
@@ -125,7 +116,7 @@ def _mlp_gradients(
     dgate = dup = None
     if wanted[1] or wanted[2]:
         dgate, dup = (dboth.mT @ x()).chunk(2)
-    dx = dboth @ torch.ops.swila.concatenated_again(gate, up) if wanted[0] else None
+    dx = dboth @ concatenate_again([gate, up], 0, gate.dtype) if wanted[0] else None
     return dx, dgate, dup, ddown
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from torch import Tensor, nn
 
+M = TypeVar("M", bound=nn.Module)
 
-def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+
+def is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """Return whether a module is exactly of a class, with no hook on a call or its gradient.
 
     Modules that are wrapped (adapters, quantisation, parametrisations, offloaded weights) are of another class, have
@@ -20,7 +22,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
-def is_plain_linear(module: nn.Module) -> bool:
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a module is ``x Wᵀ`` and nothing else, with a weight that is a tensor of torch's own."""
     return is_plain(module, nn.Linear) and module.bias is None and is_tensor(module.weight)
 

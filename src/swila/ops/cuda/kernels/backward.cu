@@ -141,7 +141,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       sync_block();
     } else {
       const TokenOperands by_token(c_tile, tiles, p);
-      const GramAdjoints adjoints = gram_adjoints(by_token, gram_a, gram_p, p);
+      const GramAdjoints adjoints = BY_COLUMN ? GramAdjoints(gram_a, gram_p) : gram_adjoints(by_token, p);
       state_gradients(dW, (float*)mine, state, a, chunk_unit, x, by_token, adjoints, du_columns, ds_columns, u_tile, p);
       sync_block();
       for (int which = 0; which < 2; which++)

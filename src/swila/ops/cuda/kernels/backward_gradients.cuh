@@ -31,20 +31,14 @@ struct GramAdjoints {
       for (int i = 0; i < 4; i++) da.x[n][i] |= da_t.x[n][i];
   }
 };
-// With a decay by column, dA and dP are given: gram_a and gram_p, from DecayedColumn::grams.
-DEVICE GramAdjoints gram_adjoints(const TokenOperands& o, const float (&gram_a)[2][4], const float (&gram_p)[2][4], const Place& p) {
+// Without a decay by column; with one they are from DecayedColumn::grams.
+DEVICE GramAdjoints gram_adjoints(const TokenOperands& o, const Place& p) {
   float x[2][4] = {}, y[2][4] = {};
 #pragma unroll
   for (int i = 0; i < 2; i++)
 #pragma unroll
     for (int h = 0; h < 2; h++) product(x[h], o.du[i], half_of(o.c[i], h)), product(y[h], o.ds[i], half_of(o.c[i], h));
   mask(x, 1, p), mask(y, 0, p);
-  if constexpr (BY_COLUMN) {
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) x[h][i] = gram_a[h][i], y[h][i] = gram_p[h][i];
-  }
   return GramAdjoints(x, y);
 }
 

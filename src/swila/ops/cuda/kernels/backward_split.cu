@@ -251,8 +251,7 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
       by_token.c[i] = flipped(c[i]), by_token.du[i] = load_tokens_operand(tiles.du, i * 16, p.lane);
       by_token.ds[i] = load_ds_tokens(from + GIVEN_DS, i * 16, p.lane);
     }
-    const float unused[2][4] = {};
-    const GramAdjoints g = gram_adjoints(by_token, unused, unused, p);
+    const GramAdjoints g = gram_adjoints(by_token, p);
     sync_warp();  // du is in the same memory as the sums
     await(W_READY + buffer, ALL_THREADS);
 #pragma unroll
