@@ -140,7 +140,7 @@ def _kernels_of_a_gpu() -> Iterator[None]:
 
 
 def _block(config: SwiLAConfig, layer: int) -> nn.Module:
-    from swila.models.language.modeling import SwiLABlock
+    from swila.models.language.block import SwiLABlock
 
     block = SwiLABlock(config, layer).train()
     mixer: Any = block.mixer
