@@ -12,6 +12,7 @@ from swila import SwiLAConfig, SwiLAForCausalLM, generate, prefill
 from swila.generation import release
 from swila.layers import SwiLA, decoding
 from swila.layers.cache import map_tensors
+from swila.models.language import block as block_module
 from swila.models.language import modeling
 from swila.ops.fused.choice import use_fused
 
@@ -59,8 +60,8 @@ def taken(monkeypatch):
         seen.append(mixer)
         return right(mixer, *arguments)
 
-    right = modeling.fused_step
-    monkeypatch.setattr(modeling, "fused_step", fused_step)
+    right = block_module.fused_step
+    monkeypatch.setattr(block_module, "fused_step", fused_step)
     return seen
 
 
