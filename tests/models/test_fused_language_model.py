@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from language_models import tiny, tokens, tolerance
-from swila.models.language import modeling
+from swila.models.language import feed_forward
 from swila.ops.fused import feed_forward as fused_feed_forward
 from swila.ops.fused.choice import use_fused
 
@@ -101,7 +101,7 @@ def test_what_a_feed_forward_layer_keeps():
             return t
 
         with use_fused(fused), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            out = modeling.add_feed_forward(block.mlp_norm, block.mlp, x, y)
+            out = feed_forward.add_feed_forward(block.mlp_norm, block.mlp, x, y)
         weights = {p.untyped_storage()._cdata for p in block.parameters()}
         sizes[fused] = sum(s.nbytes() for key, s in found.items() if key not in weights)
         assert out.shape == x.shape
