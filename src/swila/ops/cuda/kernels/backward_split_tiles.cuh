@@ -2,7 +2,10 @@
 // queries and what is in tiles of the same place in both; the inputs of one role follow.
 #pragma once
 
-constexpr bool LANE_MIX = QUERY_GATE;  // the query side is done by the lanes that own the columns
+// A mix that is blended over time is computed by warps of their own, an output dim per lane; otherwise by the states.
+constexpr bool OWN_MIX = QUERY_GATE;
+constexpr int MIXERS = OWN_MIX ? (VB + 31) / 32 : 0;
+constexpr bool LANE_MIX = false;  // of the other backward: not by the lanes that own the columns
 constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_O = STAGE_Q + C * X_ROW, STAGE_LK = STAGE_O + C * V_ROW;
 constexpr int STAGE_GK = STAGE_LK + C * LK_TOKEN, STAGE_OWN = STAGE_GK + KEY_GATE * C * B_ROW;
 constexpr int STAGE_V = STAGE_OWN, STAGE_LQ = STAGE_V + C * V_ROW, STAGE_GQ = STAGE_LQ + C * BY_TOKEN;  // of the states

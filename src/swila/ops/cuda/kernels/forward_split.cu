@@ -7,6 +7,7 @@
 // small term waits for the substitution. The remaining warps compute the query mix.
 #define ALL_BY_TOKEN
 #include "forward.cuh"
+#include "vectors.cuh"
 
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
 constexpr int STAGES = 3;  // the current chunk, the next one, and one being fetched
@@ -15,7 +16,9 @@ constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS), WITH_SOLVERS = NT + 32
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
-constexpr int GRAMS = 2 * 32 * 16 + C * C * 4;            // of a chunk: operands P and X as registers, A as floats
+// A chunk is substituted in parts by the same code, where all of it would not fit into the instruction cache.
+constexpr int PARTS = KEY_GATE ? 2 : 1, PART = C / PARTS;
+constexpr int GRAMS = 2 * 32 * 16 + C * C * 4 + (C - PART) * 4;  // of a chunk: operands P and X as registers, A as floats, padding
 constexpr int MIX = C * VB * JP * 4;
 constexpr int EARLY_BYTES = STAGE_BYTES - STAGE_EARLY, GIVEN = 2 * WIDE + GATES;  // rates, priors and gates of a chunk
 constexpr int AT_EARLY = STAGES * STAGE_EARLY, AT_U = AT_EARLY + 2 * EARLY_BYTES, AT_C = AT_U + WIDE;
@@ -25,16 +28,6 @@ NEEDS(AT_GIVEN + 2 * GIVEN, ALL_THREADS)
 
 enum { PREDICTED = 1, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED };
 
-struct Vector { alignas(4 * JP) float x[JP]; };  // of the mixtures of one output dim
-// Where that of token t and output dim d lies in a tile of them; eight tokens of a few dims fall into different banks.
-DEVICE int vector_at(int t, int d) { return (t * VB + (d ^ (t & 1))) * JP * 4; }
-
-DEVICE float largest(const float (&z)[J]) {
-  float most = max_nan(z[0], z[1]);
-  if (J == 3) most = max_nan(most, z[J - 1]);
-  if (J == 4) most = max_nan(most, max_nan(z[J - 2], z[J - 1]));
-  return most;
-}
 // Of logarithms to base 2, the shares that are still to be multiplied by what is returned: their inverse sum. With statistics, also
 // the entropy of the shares, log Σ_i exp z_i - Σ_j r_j z_j.
 DEVICE float unscaled_softmax(float (&z)[J], float& entropy) {
@@ -58,12 +51,6 @@ DEVICE float entropy_of(const float (&x)[J]) {
   for (int j = 0; j < J; j++) sum -= x[j] * LN2 * lg2(max_nan(x[j], TINY));
   return sum;
 }
-DEVICE void load_logits(float (&z)[J], const char* tile, int token, int t, int d) {
-#pragma unroll
-  for (int j = 0; j < J; j++) z[j] = max_nan(LOG2E * to_float(*((const TB*)(tile + t * token + j * B_ROW) + d)), LEAST);
-}
-// The lane that has column (j, d) of a warp, in the order of what is kept.
-DEVICE int kept_lane(int j, int d) { return (d & 7) * 4 + (d >> 3) * JP + j; }
 
 struct Work {
   Span span;
@@ -89,7 +76,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
   for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     char* c_tile = shared + AT_C + warp * PAIR_PLANE;
-    const char* given = shared + AT_GIVEN + (chunk & 1) * GIVEN;
+    const char *given = shared + AT_GIVEN + (chunk & 1) * GIVEN, *stays = given + STAY;
     const float* gram = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 2 * 32 * 16);
     const i64 t0 = w.span.begin + (i64)chunk * C;
     const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
@@ -106,52 +93,62 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
       for (int j = 0; j < J; j++) x[t][j] = error.x[j];
     }
-    u32 written[J][4];
+#pragma unroll 1
+    for (int part = 0; part < PARTS; part++) {
+      const int valid_part = valid - part * PART;
+      u32 written[J][4];
 #pragma unroll
-    for (int t = 0; t < C; t++) {
-      const Vector rate = *(const Vector*)(given + RATE + vector_at(t, dim));
-      const Vector prior = *(const Vector*)(given + PRIOR + vector_at(t, dim));
-      const float stay = KEY_GATE ? *(const float*)(given + STAY + (t * GATE_ROW + dim) * 4) : 0.f;
-      float c[J];
+      for (int t = 0; t < PART; t++) {
+        const Vector rate = *(const Vector*)(given + RATE + vector_at(t, dim));
+        const Vector prior = *(const Vector*)(given + PRIOR + vector_at(t, dim));
+        const float stay = KEY_GATE ? *(const float*)(stays + (t * GATE_ROW + dim) * 4) : 0.f;
+        float c[J];
 #pragma unroll
-      for (int j = 0; j < J; j++) {
-        float z = prior.x[j];
-        if constexpr (KEY_GATE) {
-          z = max_nan(stay * r[j] + z, TINY);
-          if (NORMALIZE) z = lg2(z);
+        for (int j = 0; j < J; j++) {
+          float z = prior.x[j];
+          if constexpr (KEY_GATE) {
+            z = max_nan(stay * r[j] + z, TINY);
+            if (NORMALIZE) z = lg2(z);
+          }
+          c[j] = rate.x[j] * x[t][j];
+          r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
         }
-        c[j] = rate.x[j] * x[t][j];
-        r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
-      }
-      float inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
-      if constexpr (NORMALIZE) inverse = unscaled_softmax(r, entropy);
+        float inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
+        if constexpr (NORMALIZE) inverse = unscaled_softmax(r, entropy);
 #pragma unroll
-      for (int j = 0; j < J; j++) {
-        if constexpr (STATS || KEY_GATE) {
-          r[j] *= inverse, c[j] *= r[j];
-        } else {
-          c[j] *= r[j], c[j] *= inverse;
+        for (int j = 0; j < J; j++) {
+          if constexpr (STATS || KEY_GATE) {
+            r[j] *= inverse, c[j] *= r[j];
+          } else {
+            c[j] *= r[j], c[j] *= inverse;
+          }
+          if (STATS && t < valid_part) used[j] += r[j];
         }
-        if (STATS && t < valid) used[j] += r[j];
-      }
-      if (STATS && t < valid) spread += NORMALIZE ? entropy : entropy_of(r);
+        if (STATS && t < valid_part) spread += NORMALIZE ? entropy : entropy_of(r);
+        // Of the last part, what follows the chunk is computed too and not used: without a branch, in the time of the chain.
 #pragma unroll
-      for (int i = 0; i < C; i += 4)
-        if (i + 3 > t) {
-          float4_ row = *(const float4_*)&gram[t * C + i];
+        for (int i = 0; i < C; i += 4)
+          if (i + 3 > t) {
+            float4_ row = *(const float4_*)&gram[t * C + i];
 #pragma unroll
-          for (int e = 0; e < 4; e++)
+            for (int e = 0; e < 4; e++)
 #pragma unroll
-            for (int j = 0; j < J; j++)
-              if (i + e > t) x[i + e][j] -= row.x[e] * c[j];
+              for (int j = 0; j < J; j++)
+                if (i + e > t) x[i + e][j] -= row.x[e] * c[j];
+          }
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+          if (t % 2) written[j][t % 8 / 2] = pack_bf16(before[j], c[j]);
+          before[j] = c[j];
+          if (t % 8 == 7 && alive)
+            *(uint4_*)(c_tile + pair_row(j * DPW + column) + t / 8 * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
         }
-#pragma unroll
-      for (int j = 0; j < J; j++) {
-        if (t % 2) written[j][t % 8 / 2] = pack_bf16(before[j], c[j]);
-        before[j] = c[j];
-        if (t % 8 == 7 && alive)
-          *(uint4_*)(c_tile + pair_row(j * DPW + column) + t / 8 * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
       }
+      given += PART * VB * JP * 4, stays += PART * GATE_ROW * 4, gram += PART * C + PART, c_tile += PART * 2;
+#pragma unroll
+      for (int t = 0; t + PART < C; t++)
+#pragma unroll
+        for (int j = 0; j < J; j++) x[t][j] = x[t + PART][j];
     }
     announce(WRITTEN_ALL, WITH_SOLVERS);
   }
