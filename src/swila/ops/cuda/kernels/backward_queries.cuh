@@ -8,7 +8,6 @@ DEVICE float statistics_of_mix(float rho, const Spread& spread, bool counts) {
   return counts ? spread.usage - (LN2 * lg2(max_nan(rho, TINY)) + 1.f) * spread.entropy : 0.f;
 }
 
-#ifndef SPLIT_ROLES
 // By the lanes that own the columns, where the mix is blended over time, its statistics count or the decay is by column; dS
 // goes to its tile. What each token reads is in `read` if the decay is by column, otherwise it follows from S here.
 DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& read, float (&dS)[C], float rho_before, float& drho,
@@ -76,7 +75,6 @@ DEVICE void mix_by_lanes(const Tiles& tiles, const float (&S)[4][4], Column& rea
   }
   sync_warp();
 }
-#endif
 // By token, a lane all mixtures of its output dims: S becomes dS. `spread` are the gradients of the statistics of these columns.
 struct TokenSpread {
   Spread of[DB][JT][2];

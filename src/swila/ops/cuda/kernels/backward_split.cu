@@ -3,16 +3,14 @@
 // Half of the warps hold the state W. They go back through the chunks ahead of the others and compute what does not depend on the
 // adjoint of the state: errors, responsibilities, the query side with dS and dq, and W as operands. The other half hold the adjoint
 // dW: substitution in reverse, gradients of β, logits, gates and v, dk and dW. What the first give to the second is in shared
-// memory, twice where there is room. With a query gate, further warps compute the mix over time: backward_mix.cuh. The algorithms are
-// those of backward.cu.
+// memory, twice where there is room. The algorithms are those of backward.cu.
 #define SPLIT_ROLES
 #include "backward_adjoint.cuh"
 #include "backward_gradients.cuh"
-#include "backward_mix.cuh"
 
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW && KP <= 64, "bf16 without decay, 2 to 4 mixtures, K up to 64");
 
-enum { READY = MIX_BARRIERS, W_READY = READY + 2, FREE = W_READY + 2, AMONG_STATES = FREE + 2, AMONG_ADJOINTS };
+enum { READY = 1, W_READY = READY + 2, FREE = W_READY + 2, AMONG_STATES = FREE + 2, AMONG_ADJOINTS };
 
 // c of a chunk as operands [16 columns, 16 tokens], loaded a chunk ahead; chunks come from the last to the first.
 struct Written {
@@ -43,10 +41,10 @@ struct At {
 // dS of a warp: [16 tokens, 32 columns] as it comes by token, [32 columns, 16 tokens] by column.
 constexpr int DS_ROW = row_bytes<bf16>(32);
 DEVICE A16 load_ds_tokens(const char* tile, int from, int lane) {
-  return OWN_MIX ? load_tokens_operand(tile, from, lane) : load_rows(tile, 0, DS_ROW, from, lane);
+  return QUERY_GATE ? load_tokens_operand(tile, from, lane) : load_rows(tile, 0, DS_ROW, from, lane);
 }
 DEVICE A16 load_ds_columns(const char* tile, int from, int lane) {
-  if constexpr (OWN_MIX) return load_columns_operand(tile, from, lane);
+  if constexpr (QUERY_GATE) return load_columns_operand(tile, from, lane);
   A16 a;
   ldmatrix_t(a.x[0], tile + ((lane & 7) + (lane >> 4) * 8) * DS_ROW + (from + (lane >> 3 & 1) * 8) * 2);
   return a;
@@ -77,10 +75,11 @@ template <bool ADJOINT> DEVICE void fetch(const Arguments& a, const Work& w, cha
   if constexpr (ADJOINT) {
     pieces.rates.copy(s + STAGE_BETA, a.beta + wide, valid);
   } else {
+    pieces.values.copy(s + STAGE_O, a.dout + narrow, valid);
     pieces.values.copy(s + STAGE_V, a.v + narrow, valid);
     pieces.key_logits.copy(s + STAGE_LK, a.key_logits + wide, valid);
-    if (!OWN_MIX) pieces.values.copy(s + STAGE_O, a.dout + narrow, valid);
-    if (!OWN_MIX) pieces.query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
+    pieces.query_logits.copy(s + STAGE_LQ, a.query_logits + wide, valid);
+    if (QUERY_GATE) pieces.gates.copy(s + STAGE_GQ, a.query_gate + narrow, valid);
   }
   copy_commit();
 }
@@ -88,11 +87,16 @@ template <bool ADJOINT> DEVICE void fetch(const Arguments& a, const Work& w, cha
 DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, const Place& p) {
   char* mine = shared + AT_STATE_WARPS + p.warp * STATE_WARP;
   auto thread = [&] { return thread_again() & (NT - 1); };
-  float W[2][KT][4];
+  float W[2][KT][4], drho = QUERY_GATE && a.drho_out && p.alive ? a.drho_out[w.at] : 0.f;
   const State state{W, nullptr};
   const i64 all = w.H * J * V;
+  Spread spread = {};
   TokenSpread spreads = {};
-  if (STATS && !OWN_MIX) spreads.load(a.dstats + 2 * all, w.head, all, w.first, p);
+  if (STATS && QUERY_GATE && p.alive) {
+    const i64 of = (w.head * J + p.j) * V + w.first + p.d;
+    spread = {a.dstats[2 * all + of], a.dstats[3 * all + of]};
+  }
+  if (STATS && !QUERY_GATE) spreads.load(a.dstats + 2 * all, w.head, all, w.first, p);
   Written next(a, w);
   At at(w);
   next.load(at.chunk, p);
@@ -107,7 +111,10 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     fetch<false>(a, w, shared + (~done & 1) * STATE_STAGE, at.before(), thread());
     const A16 c[2] = {next.c[0], next.c[1]};
     next.load(chunk - 1, p);
-    const float r_before = KEY_GATE ? a.kept_mix[w.chunk_unit(a, chunk) * 64 + p.lane] : 1.f / J;
+    const i64 chunk_unit = KEY_GATE || QUERY_GATE ? w.chunk_unit(a, chunk) : 0;
+    float r_before = 1.f / J, rho_before = 1.f / J;
+    if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
+    if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
     if (chunk + 1 == w.chunks || (chunk + 1) * C % SEGMENT == 0)
       state.load(a, segment_row(a.bounds, w.span, chunk * C / SEGMENT, w.T) * w.warp_units + w.warp_unit, p);
     const Operands x(s, nullptr);
@@ -120,11 +127,6 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
 #pragma unroll
     for (int nt = 0; nt < 4; nt++) product(U[nt], grams.A, half_of(c[nt / 2], nt % 2)), product(S[nt], grams.P, half_of(c[nt / 2], nt % 2));
 
-    if constexpr (OWN_MIX) {
-      if (done) await(READS_FREE, NT + MIX_THREADS);
-      give_reads(shared + AT_READS, S, p);
-      announce(READS_READY, NT + MIX_THREADS);
-    }
     if (done >= GIVENS) await(FREE + buffer, ALL_THREADS);
     if (p.warp == 0) {
       put_gram_blocks((float*)(given + GIVEN_A), blocks, p);
@@ -132,19 +134,22 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
       ((uint4_*)(given + GIVEN_P))[p.lane] = {grams.P_t.x[0][0], grams.P_t.x[0][1], grams.P_t.x[0][2], grams.P_t.x[0][3]};
     }
     const Tiles tiles{s, (float*)mine, nullptr, (float*)(to + GIVEN_ERROR), (float*)(to + GIVEN_R), (float*)(to + GIVEN_PRIOR), nullptr, to + GIVEN_DS};
+    Column read(tiles.error + p.column);
     A16 ds_tokens[2];
+    float none[C];
+    if constexpr (QUERY_GATE) mix_by_lanes(tiles, S, read, none, rho_before, drho, spread, valid, p);
     if constexpr (SHARES_BY_TOKEN) errors_by_token(tiles, U, p); else errors_by_lanes(tiles, U, r_before, p);
-    if constexpr (OWN_MIX) await(DS_READY + (done & 1), NT + MIX_THREADS); else mix_by_token(tiles, S, spreads, valid, p);
+    if constexpr (!QUERY_GATE) mix_by_token(tiles, S, spreads, valid, p);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      if constexpr (OWN_MIX) {
+      if constexpr (QUERY_GATE) {
         ds_tokens[i] = load_ds_tokens(tiles.ds, i * 16, p.lane);
       } else {
         ds_tokens[i] = as_rows(S[2 * i], S[2 * i + 1]);
         put_ds(tiles.ds, ds_tokens[i], i * 16, p);
       }
     }
-    announce(READY + buffer, BOTH_ROLES);
+    announce(READY + buffer, ALL_THREADS);
 
     // dq = dS W + dP k, dP = dS c^T on and below the diagonal; and W for the others.
     float dp[2][4] = {};
@@ -156,6 +161,7 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     }
     mask(dp, 0, p);
     const A16 dP = as_rows(dp[0], dp[1]);
+    sync_warp();  // the mix is in the same memory as the sums
 #pragma unroll
     for (int ks = 0; ks < KS; ks++) {
       B16 kb[2];
@@ -176,14 +182,16 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
         put_sum((float*)mine, kt, dq, p);
       }
     }
-    announce(W_READY + buffer, BOTH_ROLES);
+    announce(W_READY + buffer, ALL_THREADS);
     await(AMONG_STATES, NT);
     const i64 row = at.row;
     store_sum(a, 0, shared + AT_STATE_WARPS, STATE_WARP, thread(), row, w.vt, valid);
     const ChunkPieces pieces(w.H, thread());
-    if (!OWN_MIX) pieces.query_logits.flush(a.dquery_logits + row * J * V + w.vt * VB, s + STAGE_LQ, valid);
+    pieces.query_logits.flush(a.dquery_logits + row * J * V + w.vt * VB, s + STAGE_LQ, valid);
+    if (QUERY_GATE) pieces.gates.flush(a.dquery_gate + row * V + w.vt * VB, s + STAGE_GQ, valid);
   }
   copy_wait<0>();
+  if (QUERY_GATE && a.dW_in && p.alive) a.drho_in[w.at] = drho;
 }
 
 DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const Place& p) {
@@ -221,7 +229,7 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     A16 ds_columns[2];
     adjoint_of_end(E, dW, x, p);
 
-    await(READY + buffer, BOTH_ROLES);
+    await(READY + buffer, ALL_THREADS);
     const uint4_ P_t = ((const uint4_*)(given + GIVEN_P))[p.lane];
     const Pair cross[1] = {{{((const u32*)(given + GIVEN_CROSS))[p.lane]}}};
 #pragma unroll
@@ -245,7 +253,7 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     }
     const GramAdjoints g = gram_adjoints(by_token, p);
     sync_warp();  // du is in the same memory as the sums
-    await(W_READY + buffer, BOTH_ROLES);
+    await(W_READY + buffer, ALL_THREADS);
 #pragma unroll
     for (int ks = 0; ks < KS; ks++) {
       B16 kb[2], qb[2];
@@ -289,17 +297,15 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
 KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_backward_split(const Arguments a) {
   SHARED(shared);
   Place p = place();
-  const int role = p.warp / NW, number = p.warp;
+  const bool adjoint = p.warp >= NW;
   p.warp %= NW;
   const Work w(a, p);
   if constexpr (K_PADDED)  // zero the padding of the key dims
     for (int i = (int)threadIdx.x; i < AT_STATE_WARPS / 4; i += ALL_THREADS) ((u32*)shared)[i] = 0;
   sync_block();
-  if (role == 0) {
-    recover_states(a, shared, w, p);
-  } else if (role == 1) {
+  if (adjoint) {
     run_adjoint(a, shared, w, p);
-  } else if constexpr (OWN_MIX) {
-    mix_over_time<FREE>(a, shared, number - 2 * NW, p);
+  } else {
+    recover_states(a, shared, w, p);
   }
 }

@@ -8,13 +8,9 @@ constexpr int MIXERS = OWN_MIX ? (VB + 31) / 32 : 0;
 constexpr bool LANE_MIX = false;  // of the other backward: not by the lanes that own the columns
 constexpr int STAGE_K = 0, STAGE_Q = STAGE_K + C * X_ROW, STAGE_O = STAGE_Q + C * X_ROW, STAGE_LK = STAGE_O + C * V_ROW;
 constexpr int STAGE_GK = STAGE_LK + C * LK_TOKEN, STAGE_OWN = STAGE_GK + KEY_GATE * C * B_ROW;
-constexpr int STAGE_V = STAGE_OWN, STAGE_LQ = STAGE_V + C * V_ROW;  // of the states
-constexpr int STAGE_BETA = STAGE_OWN;                               // of the adjoint
-constexpr int STATE_STAGE = STAGE_LQ + !OWN_MIX * C * BY_TOKEN, ADJOINT_STAGE = STAGE_BETA + C * J * B_ROW;
-// Inputs of the warps that mix: query logits, gates and the adjoint of the output. And what they share with the states: reads, a
-// vector for each token and output dim, and for themselves the mix before every fourth token.
-constexpr int MIX_LQ = 0, MIX_GQ = MIX_LQ + C * J * B_ROW, MIX_O = MIX_GQ + C * B_ROW, MIX_STAGE = OWN_MIX * (MIX_O + C * V_ROW);
-constexpr int READS = OWN_MIX * C * VB * JP * 4, BEFORE = READS / 4;
+constexpr int STAGE_V = STAGE_OWN, STAGE_LQ = STAGE_V + C * V_ROW, STAGE_GQ = STAGE_LQ + C * BY_TOKEN;  // of the states
+constexpr int STAGE_BETA = STAGE_OWN;                                                                // of the adjoint
+constexpr int STATE_STAGE = STAGE_GQ + QUERY_GATE * C * B_ROW, ADJOINT_STAGE = STAGE_BETA + C * J * B_ROW;
 // What the states give to the adjoint: for each warp errors, responsibilities, priors, dS and the state as operands.
 constexpr bool WITH_PRIOR = KEY_GATE || !NORMALIZE;
 constexpr int GIVEN_ERROR = 0, GIVEN_R = GIVEN_ERROR + C * U_ROW * 4, GIVEN_PRIOR = GIVEN_R + C * U_ROW * 4;
@@ -24,12 +20,11 @@ constexpr int GIVEN_P = NW * GIVEN_WARP, GIVEN_CROSS = GIVEN_P + 512, GIVEN_A = 
 // Tiles of a warp: exchange between layouts, and operands; later, in the same memory, its part of dq or dk.
 constexpr int SUM_BYTES = C * SUM_ROW * 4;
 constexpr int WARP_U = 0, WARP_DU = 8 * U_ROW * 4, ADJOINT_EXCHANGE = WARP_DU + PAIR_PLANE;
-constexpr int STATE_WARP = SUM_BYTES;
+constexpr int STATE_WARP = QUERY_GATE && C * U_ROW * 4 > SUM_BYTES ? C * U_ROW * 4 : SUM_BYTES;
 constexpr int ADJOINT_WARP = ADJOINT_EXCHANGE > SUM_BYTES ? ADJOINT_EXCHANGE : SUM_BYTES;
 constexpr int AT_ADJOINT_STAGE = 2 * STATE_STAGE, AT_STATE_WARPS = AT_ADJOINT_STAGE + 2 * ADJOINT_STAGE;
-constexpr int AT_ADJOINT_WARPS = AT_STATE_WARPS + NW * STATE_WARP, AT_MIX_STAGE = AT_ADJOINT_WARPS + NW * ADJOINT_WARP;
-constexpr int AT_READS = AT_MIX_STAGE + 2 * MIX_STAGE, AT_BEFORE = AT_READS + READS, AT_GIVEN = AT_BEFORE + BEFORE;
+constexpr int AT_ADJOINT_WARPS = AT_STATE_WARPS + NW * STATE_WARP, AT_GIVEN = AT_ADJOINT_WARPS + NW * ADJOINT_WARP;
 constexpr int GIVENS = AT_GIVEN + 2 * GIVEN_BYTES <= SHARED_LIMIT ? 2 : 1;  // how far the states may be ahead
 constexpr bool W_SHARED = false;
-constexpr int MIX_THREADS = 32 * MIXERS, BOTH_ROLES = 2 * NT, ALL_THREADS = BOTH_ROLES + MIX_THREADS;
+constexpr int ALL_THREADS = 2 * NT;
 NEEDS(AT_GIVEN + GIVENS * GIVEN_BYTES, ALL_THREADS)
