@@ -66,12 +66,14 @@ class ShortConvolution(nn.Module):
 
     def _last(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
         """Return the last ``W - 1`` inputs of every sequence, as far as they reach with those of the state."""
-        B, _, C = x.shape
+        B, T, C = x.shape
         reach = self.width - 1
+        if cu_seqlens is None and T >= reach:
+            return x[:, T - reach :].clone()  # a view would keep more
         rows = B if cu_seqlens is None else len(cu_seqlens) - 1
         before = x.new_zeros(rows, reach, C) if state is None else state.to(x.dtype)
         if cu_seqlens is None:
-            return torch.cat([before, x[:, -reach:]], 1)[:, -reach:].clone()  # a view would keep more
+            return torch.cat([before[:, T:], x], 1)
         last, lengths = [], cu_seqlens.diff()
         for back in range(reach, 0, -1):  # the inputs `back` positions before the next token
             at = (cu_seqlens[1:] - back).clamp_min(0)

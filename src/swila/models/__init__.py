@@ -25,4 +25,6 @@ def __getattr__(name: str) -> Any:
 
     if reason := why_unusable():
         raise ImportError(f"{name} needs transformers: {reason}. Try: pip install 'swila[hf]'")
-    return getattr(import_module(f"swila.models.language.{_LAZY[name]}"), name)
+    found = getattr(import_module(f"swila.models.language.{_LAZY[name]}"), name)
+    globals()[name] = found  # later uses do not come here
+    return found
