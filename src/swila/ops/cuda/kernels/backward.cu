@@ -100,8 +100,14 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     A16 ds_columns[2];
     float dS[C];
     if constexpr (LANE_MIX && !BY_COLUMN) mix_by_lanes(tiles, S, read, dS, rho_before, drho, spread_q, valid, p);
-    if constexpr (SHARES_BY_TOKEN) {
+    if constexpr (ERRORS_BY_TOKEN) {
       errors_by_token(tiles, U, p);
+      float last = r_before;
+#pragma unroll 1
+      for (int half = 0; half < 2 * OVER_TIME; half++) {
+        SharesOverTime shares;
+        shares.load(tiles, half, p), shares.put(tiles, half, last, p);
+      }
     } else if constexpr (BY_COLUMN) {
       column.load(a, U, S, u_tile, s + STAGE_D, chunk_unit, t0 * w.H + w.head, valid, p);
       column.errors(tiles, read, delta, r, pi, r_before, p);

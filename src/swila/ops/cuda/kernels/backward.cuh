@@ -3,7 +3,8 @@
 #include "decay.cuh"
 
 // Responsibilities follow from errors by token, all mixtures of an output dim in one lane, unless each needs the one before.
-constexpr bool SHARES_BY_TOKEN = NORMALIZE && !KEY_GATE && !BY_COLUMN && J > 1;
+constexpr bool ERRORS_BY_TOKEN = NORMALIZE && !BY_COLUMN && J > 1;
+constexpr bool SHARES_BY_TOKEN = ERRORS_BY_TOKEN && !KEY_GATE, OVER_TIME = ERRORS_BY_TOKEN && KEY_GATE;
 // Priors and such responsibilities are made by token, log-priors otherwise read by column.
 constexpr int LK_TOKEN = KEY_GATE || !NORMALIZE || SHARES_BY_TOKEN ? BY_TOKEN : J * B_ROW;
 constexpr int SUM_ROW = KP + 8;

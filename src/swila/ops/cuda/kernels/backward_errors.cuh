@@ -15,7 +15,8 @@ DEVICE float share_of(float error, float pi, float g, float last, const Place& p
   }
   return DEAD && !p.alive ? 0.f : last;
 }
-// By token, a lane all mixtures of its output dims; into their tiles.
+// By token, a lane all mixtures of its output dims; into their tiles. Where each responsibility needs the one before, the router's
+// priors, and in the place of responsibilities what is left to multiply: likelihoods over the largest of the mixtures.
 DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], const Place& p) {
   float u[4][4];
 #pragma unroll
@@ -35,17 +36,32 @@ DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], const Pl
 #pragma unroll
     for (int b = 0; b < DB; b++) {
       const int place = (p.row + h * 8) * U_ROW + b * 8 + p.quad * 2;
+      float most0 = NEVER, most1 = NEVER, left[JT], right[JT];
 #pragma unroll
       for (int i = 0; i < JT; i++) {
-        float left = v[b][0] - u[i * DB + b][0], right = v[b][1] - u[i * DB + b][1];
-        if (DEAD && x[b][i] == NEVER) {
-          left = right = 0.f;
+        left[i] = v[b][0] - u[i * DB + b][0], right[i] = v[b][1] - u[i * DB + b][1];
+        const bool there = !DEAD || x[b][i] != NEVER;
+        if (!there) left[i] = right[i] = 0.f;
+        *(float2_*)&tiles.error[place + i * DB * 8] = {left[i], right[i]};
+        left[i] *= -0.5f * LOG2E * left[i], right[i] *= -0.5f * LOG2E * right[i];
+        if constexpr (SHARES_BY_TOKEN) {
+          if (there) x[b][i] += left[i], y[b][i] += right[i];
         } else {
-          x[b][i] -= 0.5f * LOG2E * left * left, y[b][i] -= 0.5f * LOG2E * right * right;
+          if (!there) left[i] = right[i] = NEVER;
+          most0 = max_nan(most0, left[i]), most1 = max_nan(most1, right[i]);
         }
-        *(float2_*)&tiles.error[place + i * DB * 8] = {left, right};
       }
       softmax_tile(x[b], y[b]);
+      if constexpr (!SHARES_BY_TOKEN) {
+#pragma unroll
+        for (int m = DPW / 2; m > 0 && m < 4; m *= 2)
+          most0 = max_nan(most0, shfl_xor(most0, m)), most1 = max_nan(most1, shfl_xor(most1, m));
+#pragma unroll
+        for (int i = 0; i < JT; i++) {
+          *(float2_*)&tiles.prior[place + i * DB * 8] = {x[b][i], y[b][i]};
+          x[b][i] = ex2(left[i] - most0), y[b][i] = ex2(right[i] - most1);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < JT; i++) *(float2_*)&tiles.r[place + i * DB * 8] = {x[b][i], y[b][i]};
     }
@@ -53,6 +69,26 @@ DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], const Pl
   }
   sync_warp();
 }
+// The rest of that by the lanes that own the columns, half a chunk at a time: r_t = p_t l_t / Σ_j p_t l_t with
+// p_t = (1 - g) r_{t-1} + g π. The sum is never zero: the largest of the likelihoods l is 1.
+struct SharesOverTime {
+  float stay[8], fresh[8], likelihood[8];
+  DEVICE void load(const Tiles& tiles, int half, const Place& p) {
+    InTile r(tiles.r + p.column), pi(tiles.prior + p.column);
+    float g[8];
+    load_half_column<TB, 1>(g, tiles.stage + STAGE_GK, half, p);
+#pragma unroll
+    for (int i = 0; i < 8; i++) likelihood[i] = r[half * 8 + i], fresh[i] = g[i] * pi[half * 8 + i], stay[i] = 1.f - g[i];
+  }
+  DEVICE void put(const Tiles& tiles, int half, float& last, const Place& p) const {
+    InTile r(tiles.r + p.column);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float x = max_nan(stay[i] * last + fresh[i], TINY) * likelihood[i];
+      r[half * 8 + i] = last = x * rcp(over_mixtures(x));
+    }
+  }
+};
 // By the lanes that own the columns, where each responsibility needs the one before; into their tiles, with the priors.
 DEVICE void errors_by_lanes(const Tiles& tiles, const float (&U)[4][4], float r_before, const Place& p) {
   InTile delta(tiles.error + p.column), r(tiles.r + p.column), pi(tiles.prior + p.column);

@@ -7,6 +7,7 @@
 #define SPLIT_ROLES
 #include "backward_adjoint.cuh"
 #include "backward_gradients.cuh"
+#include "backward_mix.cuh"
 
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW && KP <= 64, "bf16 without decay, 2 to 4 mixtures, K up to 64");
 
@@ -134,12 +135,22 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
       ((uint4_*)(given + GIVEN_P))[p.lane] = {grams.P_t.x[0][0], grams.P_t.x[0][1], grams.P_t.x[0][2], grams.P_t.x[0][3]};
     }
     const Tiles tiles{s, (float*)mine, nullptr, (float*)(to + GIVEN_ERROR), (float*)(to + GIVEN_R), (float*)(to + GIVEN_PRIOR), nullptr, to + GIVEN_DS};
-    Column read(tiles.error + p.column);
     A16 ds_tokens[2];
-    float none[C];
-    if constexpr (QUERY_GATE) mix_by_lanes(tiles, S, read, none, rho_before, drho, spread, valid, p);
-    if constexpr (SHARES_BY_TOKEN) errors_by_token(tiles, U, p); else errors_by_lanes(tiles, U, r_before, p);
-    if constexpr (!QUERY_GATE) mix_by_token(tiles, S, spreads, valid, p);
+    const MixOverTime mix(tiles, mine, to + GIVEN_W, p);
+    if constexpr (QUERY_GATE) mix.put_reads(S, rho_before);
+    if constexpr (ERRORS_BY_TOKEN) errors_by_token(tiles, U, p); else errors_by_lanes(tiles, U, r_before, p);
+    if constexpr (QUERY_GATE) mix.put_ds(rho_before);
+    // The chain of responsibilities from token to token, and beside it the adjoint of the mix.
+#pragma unroll 1
+    for (int half = 0; half < 2 * (QUERY_GATE || OVER_TIME); half++) {
+      SharesOverTime shares;
+      MixOverTime::Back back;
+      if constexpr (OVER_TIME) shares.load(tiles, half, p);
+      if constexpr (QUERY_GATE) mix.load(back, 1 - half, spread, valid);
+      if constexpr (OVER_TIME) shares.put(tiles, half, r_before, p);
+      if constexpr (QUERY_GATE) mix.put_back(back, 1 - half, drho);
+    }
+    if constexpr (QUERY_GATE) mix.put_gradients(); else mix_by_token(tiles, S, spreads, valid, p);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       if constexpr (QUERY_GATE) {

@@ -16,8 +16,9 @@ constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS), WITH_SOLVERS = NT + 32
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
-// A chunk is substituted in parts by the same code, where all of it would not fit into the instruction cache.
-constexpr int PARTS = KEY_GATE ? 2 : 1, PART = C / PARTS;
+// The temporal substitution of a whole chunk does not fit into the instruction cache beside the products; in two parts by the same
+// code it does, which pays for what it computes in vain with two warps of products, not with more or fewer.
+constexpr int PARTS = KEY_GATE && NW == 2 ? 2 : 1, PART = C / PARTS;
 constexpr int GRAMS = 2 * 32 * 16 + C * C * 4 + (C - PART) * 4;  // of a chunk: operands P and X as registers, A as floats, padding
 constexpr int MIX = C * VB * JP * 4;
 constexpr int EARLY_BYTES = STAGE_BYTES - STAGE_EARLY, GIVEN = 2 * WIDE + GATES;  // rates, priors and gates of a chunk
@@ -102,19 +103,29 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
         const Vector rate = *(const Vector*)(given + RATE + vector_at(t, dim));
         const Vector prior = *(const Vector*)(given + PRIOR + vector_at(t, dim));
         const float stay = KEY_GATE ? *(const float*)(stays + (t * GATE_ROW + dim) * 4) : 0.f;
-        float c[J];
+        float c[J], inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
 #pragma unroll
-        for (int j = 0; j < J; j++) {
-          float z = prior.x[j];
-          if constexpr (KEY_GATE) {
-            z = max_nan(stay * r[j] + z, TINY);
-            if (NORMALIZE) z = lg2(z);
+        for (int j = 0; j < J; j++) c[j] = rate.x[j] * x[t][j];
+        if constexpr (NORMALIZE && KEY_GATE) {  // without a logarithm of the priors, which would be in the chain as well
+          float likelihood[J], sum;
+#pragma unroll
+          for (int j = 0; j < J; j++) likelihood[j] = -x[t][j] * x[t][j];
+          const float most = largest(likelihood);
+#pragma unroll
+          for (int j = 0; j < J; j++) {
+            r[j] = max_nan(stay * r[j] + prior.x[j], TINY) * ex2(likelihood[j] - most);
+            sum = j ? sum + r[j] : r[j];
           }
-          c[j] = rate.x[j] * x[t][j];
-          r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
+          inverse = rcp(sum);
+        } else {
+#pragma unroll
+          for (int j = 0; j < J; j++) {
+            float z = prior.x[j];
+            if constexpr (KEY_GATE) z = max_nan(stay * r[j] + z, TINY);
+            r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
+          }
+          if constexpr (NORMALIZE) inverse = unscaled_softmax(r, entropy);
         }
-        float inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
-        if constexpr (NORMALIZE) inverse = unscaled_softmax(r, entropy);
 #pragma unroll
         for (int j = 0; j < J; j++) {
           if constexpr (STATS || KEY_GATE) {
@@ -124,7 +135,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           }
           if (STATS && t < valid_part) used[j] += r[j];
         }
-        if (STATS && t < valid_part) spread += NORMALIZE ? entropy : entropy_of(r);
+        if (STATS && t < valid_part) spread += NORMALIZE && !KEY_GATE ? entropy : entropy_of(r);
         // Of the last part, what follows the chunk is computed too and not used: without a branch, in the time of the chain.
 #pragma unroll
         for (int i = 0; i < C; i += 4)
