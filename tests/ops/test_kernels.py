@@ -141,7 +141,9 @@ def test_without_initial_state(kernels, device):
 
 
 @pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
-@pytest.mark.parametrize(("name", "J", "stats"), [("plain", 4, True), ("temporal", 4, False), ("plain", 3, False)])
+@pytest.mark.parametrize(
+    ("name", "J", "stats"), [("plain", 4, True), ("temporal", 4, False), ("plain", 3, False), ("temporal", 3, True)]
+)
 def test_many_and_few_heads(kernels, device, name, J, stats):
     """With few heads a head is shared by several blocks, and the backward has roles for its warps.
 
@@ -152,9 +154,10 @@ def test_many_and_few_heads(kernels, device, name, J, stats):
 
 
 @pytest.mark.parametrize("kernels", [{"processors": 132}], indirect=True, ids=["few"])
-def test_few_heads_of_packed_sequences(kernels, device):
+@pytest.mark.parametrize("name", ["plain", "temporal"])
+def test_few_heads_of_packed_sequences(kernels, device, name):
     lengths = [3, 1, 17, 33] + [530] * (device != "cpu")
-    call = make_call(VARIANTS["plain"], Shape(H=1, K=64, V=16, J=2), lengths=lengths, dtype=BF16, device=device)
+    call = make_call(VARIANTS[name], Shape(H=1, K=64, V=16, J=2), lengths=lengths, dtype=BF16, device=device)
     assert_right(call, kernels)
 
 

@@ -53,24 +53,72 @@ DEVICE float statistics_adjoint(const Spread& spread, int t, float r, int valid)
 // 1 / p for the prior p = (1 - g) r_{t-1} + g π.
 DEVICE float inverse_prior(float last, float prior, float g) { return rcp(max_nan((1.f - g) * last + g * prior, TINY)); }
 
+// Whether gradients of key gates and logits are computed by token, where a lane has all mixtures of its output dims.
+constexpr bool GATES_BY_TOKEN = KEY_GATE && !BY_COLUMN && (JP == 2 || JP == 4);
+
 // Gradients of a token's inputs from e, du and dz, into their tiles; tokens come from the last to the first:
 //   dβ = e r δ, dv = -Σ_j du, dg = Σ_j dz (π - r_{t-1}) / p, and with dπ = g π / p ⊙ dz the logits' dπ - π Σ_j dπ.
-DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, const i64& chunk, int half, int i, float r_delta, float last,
-                          float prior, float g, float e, float du, float dz, const Place& p) {
+// By token, dz / p replaces the error.
+DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, Column& delta, const i64& chunk, int half, int i, float r_delta,
+                          float last, float prior, float g, float e, float du, float dz, const Place& p) {
   const int t = half * 8 + i;
   put_gradient<TB>(s + STAGE_BETA, p, t, e * r_delta);
   dv[i % 4] = -du;  // summed in float32: its terms cancel
   if (i % 4 == 0) put_sums<TX>(s + STAGE_O, p, t, dv);
   if constexpr (KEY_GATE) {
     const float inverse = inverse_prior(last, prior, g);
-    dgate[i % 4] = finite(dz * ((prior - last) * inverse));
-    if (i % 4 == 0) put_sums<TB>(s + STAGE_GK, p, t, dgate);
-    const float dpi = g * prior * inverse * dz;
-    put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, dpi - prior * sum_mixtures(dpi));
+    if constexpr (GATES_BY_TOKEN) {
+      delta[t] = finite(dz * inverse);
+    } else {
+      dgate[i % 4] = finite(dz * ((prior - last) * inverse));
+      if (i % 4 == 0) put_sums<TB>(s + STAGE_GK, p, t, dgate);
+      const float dpi = g * prior * inverse * dz;
+      put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, dpi - prior * sum_mixtures(dpi));
+    }
     if (t == 0 && chunk == 0) m = finite(dz * ((1.f - g) * inverse));  // the adjoint of the initial r itself
   } else {
     put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - prior * sum_mixtures(dz));
   }
+}
+// By token, from dz / p in the place of errors; what lies beside them are the responsibilities before the chunk.
+DEVICE int beside(int column) { return (column >> 3) * U_ROW + 32 + (column & 7); }
+DEVICE void put_gate_gradients(const Tiles& tiles, const Place& p) {
+  sync_warp();
+#pragma unroll 1
+  for (int h = 0; h < 2; h++) {
+    const int t = p.row + h * 8;
+    float2_ y[4], pi[4], last[4];  // all loads before any store
+    float g[DB][2];
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const int column = n * 8 + p.quad * 2, place = t * U_ROW + column;
+      y[n] = *(const float2_*)&tiles.error[place], pi[n] = *(const float2_*)&tiles.prior[place];
+      last[n] = *(const float2_*)(t > 0 ? &tiles.r[place - U_ROW] : &tiles.error[beside(column)]);
+    }
+#pragma unroll
+    for (int b = 0; b < DB; b++) load2((const TB*)(tiles.stage + STAGE_GK + t * B_ROW) + p.warp * DPW + b * 8 + p.quad * 2, g[b][0], g[b][1]);
+#pragma unroll
+    for (int b = 0; b < DB; b++) {
+      const int d = p.warp * DPW + b * 8 + p.quad * 2;
+      float dgate[2] = {}, sum[2] = {}, dpi[JT][2];
+#pragma unroll
+      for (int i = 0; i < JT; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int n = i * DB + b;
+          dpi[i][e] = g[b][e] * pi[n].x[e] * y[n].x[e];
+          dgate[e] += y[n].x[e] * (pi[n].x[e] - last[n].x[e]), sum[e] += dpi[i][e];
+        }
+      store2((TB*)(tiles.stage + STAGE_GK + t * B_ROW) + d, dgate[0], dgate[1]);
+#pragma unroll
+      for (int i = 0; i < JT; i++) {
+        const int n = i * DB + b;
+        if (i < J)
+          store2((TB*)(tiles.stage + STAGE_LK + t * LK_TOKEN + i * B_ROW) + d, dpi[i][0] - pi[n].x[0] * sum[0], dpi[i][1] - pi[n].x[1] * sum[1]);
+      }
+    }
+  }
+  sync_warp();
 }
 
 // With a decay by column: token by token, all of e in the lane.
@@ -92,7 +140,7 @@ DEVICE void substitute_by_column(DecayedColumn& column, const Tiles& tiles, cons
     if (DEAD && !p.alive) dz = 0.f;
     const float du = delta[t] * dz - br * e;
     if constexpr (KEY_GATE) m = (1.f - column.gk[t]) * last * inverse_prior(last, pi[t], column.gk[t]) * dz;
-    put_gradients(tiles.stage, dv, dgate, m, chunk, t / 8, t % 8, r[t] * delta[t], last, pi[t], column.gk[t], e, du, dz, p);
+    put_gradients(tiles.stage, dv, dgate, m, delta, chunk, t / 8, t % 8, r[t] * delta[t], last, pi[t], column.gk[t], e, du, dz, p);
     return du;
   });
 }
@@ -102,6 +150,7 @@ DEVICE void substitute_by_column(DecayedColumn& column, const Tiles& tiles, cons
 DEVICE void substitute_by_halves(const Tiles& tiles, float (&E)[4][4], const Pair (&cross)[NG], const float* blocks, Column& delta, Column& r,
                                  Column& pi, float r_before, const Spread& spread, float& m, const i64& chunk, int valid, const Place& p) {
   float dv[4], dgate[4], *u_tile = tiles.u;
+  if (GATES_BY_TOKEN) tiles.error[beside(p.column)] = r_before;
 #pragma unroll 1
   for (int half = 1; half >= 0; half--) {
     if (half == 0) {  // the late half of E is replaced by the early one
@@ -156,6 +205,7 @@ DEVICE void substitute_by_halves(const Tiles& tiles, float (&E)[4][4], const Pai
     sync_warp();
 #pragma unroll
     for (int i = 7; i >= 0; i--)
-      put_gradients(tiles.stage, dv, dgate, m, chunk, half, i, rd[i], last(i), prior[i], g[i], e[i], du[i], dz[i], p);
+      put_gradients(tiles.stage, dv, dgate, m, delta, chunk, half, i, rd[i], last(i), prior[i], g[i], e[i], du[i], dz[i], p);
   }
+  if constexpr (GATES_BY_TOKEN) put_gate_gradients(tiles, p);
 }

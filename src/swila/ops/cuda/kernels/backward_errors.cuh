@@ -15,17 +15,12 @@ DEVICE float share_of(float error, float pi, float g, float last, const Place& p
   }
   return DEAD && !p.alive ? 0.f : last;
 }
-// By token, a lane all mixtures of its output dims; into their tiles. Where each responsibility needs the one before, the router's
-// priors, and in the place of responsibilities what is left to multiply: likelihoods over the largest of the mixtures.
-DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], const Place& p) {
-  float u[4][4];
-#pragma unroll
-  for (int n = 0; n < 4; n++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) u[n][i] = U[n][i];
-#pragma unroll 1
-  for (int h = 0; h < 2; h++) {
-    float x[DB][JT], y[DB][JT], v[DB][2];  // all loads before any store: a load does not overtake a store that may alias it
+// By token, a lane all mixtures of its output dims, a row of the tiles of products at a time; into their tiles. Where each
+// responsibility needs the one before, the router's priors, and in the place of responsibilities what is left to multiply: likelihoods
+// over the largest of the mixtures.
+struct ErrorsByToken {
+  float x[DB][JT], y[DB][JT], v[DB][2];
+  DEVICE void load(const Tiles& tiles, int h, const Place& p) {
 #pragma unroll
     for (int b = 0; b < DB; b++) {
       const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
@@ -33,6 +28,8 @@ DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], const Pl
       if (V >= DPW || d < V) load2((const TX*)(tiles.stage + STAGE_V + t * V_ROW) + p.warp * DPW + d, v[b][0], v[b][1]);
       logits_of(x[b], y[b], tiles.stage + STAGE_LK, t, b, p);
     }
+  }
+  DEVICE void put(const Tiles& tiles, const float (&u)[4][4], int h, const Place& p) {
 #pragma unroll
     for (int b = 0; b < DB; b++) {
       const int place = (p.row + h * 8) * U_ROW + b * 8 + p.quad * 2;
@@ -65,10 +62,29 @@ DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], const Pl
 #pragma unroll
       for (int i = 0; i < JT; i++) *(float2_*)&tiles.r[place + i * DB * 8] = {x[b][i], y[b][i]};
     }
+  }
+};
+// For both rows. `beside` is work by token that does not depend on these errors, with a `load` and a `put`: all loads come before any
+// store, because a load does not overtake a store that may alias it.
+template <class Beside> DEVICE void errors_by_token(const Tiles& tiles, const float (&U)[4][4], Beside beside, const Place& p) {
+  float u[4][4];
+#pragma unroll
+  for (int n = 0; n < 4; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) u[n][i] = U[n][i];
+#pragma unroll 1
+  for (int h = 0; h < 2; h++) {
+    ErrorsByToken errors;
+    errors.load(tiles, h, p), beside.load(h);
+    errors.put(tiles, u, h, p), beside.put(h);
     swap_halves(u);
   }
   sync_warp();
 }
+struct NothingBeside {
+  DEVICE void load(int) {}
+  DEVICE void put(int) {}
+};
 // The rest of that by the lanes that own the columns, half a chunk at a time: r_t = p_t l_t / Σ_j p_t l_t with
 // p_t = (1 - g) r_{t-1} + g π. The sum is never zero: the largest of the likelihoods l is 1.
 struct SharesOverTime {

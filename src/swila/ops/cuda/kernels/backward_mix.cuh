@@ -5,19 +5,37 @@
 #pragma once
 #include "backward_queries.cuh"
 
+constexpr bool MIX_BY_TOKEN = QUERY_GATE && !BY_COLUMN && (JP == 2 || JP == 4);
+
 struct MixOverTime {
   const Tiles& tiles;
-  float *mix, *prior, *reads;  // ρ from the token before the chunk on, π, and S, later a
+  float *mix, *prior, *reads;  // tiles of ρ, with a row more for the token before the chunk, of π, and of S, later a
   const Place& p;
-  DEVICE MixOverTime(const Tiles& tiles, char* mine, char* spare, const Place& p)
-      : tiles(tiles), mix((float*)(mine + WARP_MIX)), prior((float*)(mine + WARP_MIX_PRIOR)), reads((float*)spare), p(p) {}
 
-  // S, π and the mix before the chunk into their tiles.
+  // S and the mix before the chunk into their tiles.
   DEVICE void put_reads(const float (&S)[4][4], float before) const {
     to_lanes(reads, S, 0, 0, p), to_lanes(reads, S, 1, 8, p);
     mix[p.column] = before;
-    put_prior(prior, tiles.stage + STAGE_LQ, p);
   }
+  // π into its tile, by token.
+  struct Prior {
+    const MixOverTime& of;
+    float x[DB][JT], y[DB][JT];
+    DEVICE Prior(const MixOverTime& of) : of(of) {}
+    DEVICE void load(int h) {
+#pragma unroll
+      for (int b = 0; b < DB; b++) logits_of(x[b], y[b], of.tiles.stage + STAGE_LQ, of.p.row + h * 8, b, of.p);
+    }
+    DEVICE void put(int h) {
+#pragma unroll
+      for (int b = 0; b < DB; b++) {
+        softmax_tile(x[b], y[b]);
+#pragma unroll
+        for (int i = 0; i < JT; i++)
+          *(float2_*)&of.prior[(of.p.row + h * 8) * U_ROW + (i * DB + b) * 8 + of.p.quad * 2] = {x[b][i], y[b][i]};
+      }
+    }
+  };
   // do of the lane's output dim, and the gates.
   DEVICE void load_half(float (&dout)[8], float (&g)[8], int half) const {
     load_half_column<TX, 1>(dout, tiles.stage + STAGE_O, half, p);

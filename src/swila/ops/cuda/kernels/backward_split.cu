@@ -13,17 +13,27 @@ static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW && KP <= 64,
 
 enum { READY = 1, W_READY = READY + 2, FREE = W_READY + 2, AMONG_STATES = FREE + 2, AMONG_ADJOINTS };
 
-// c of a chunk as operands [16 columns, 16 tokens], loaded a chunk ahead; chunks come from the last to the first.
-struct Written {
+// What the forward kept of a chunk, loaded a chunk ahead: c as operands [16 columns, 16 tokens], and the lane's r and ρ before the
+// chunk. Chunks come from the last to the first. A chunk's are used before those of the next are loaded: a wait for some is for all.
+struct Kept {
   A16 c[2];
-  const u32* from;
+  float r, rho;
+  const u32* at_c;
+  const float* at_mix;
   i64 step;
-  DEVICE Written(const Arguments& a, const Work& w) : from((const u32*)(a.kept_c + w.chunk_unit(a, w.chunks - 1) * 64)), step(w.warp_units * 256) {}
+  DEVICE Kept(const Arguments& a, const Work& w, const Place& p)
+      : r(1.f / J), rho(1.f / J), at_c((const u32*)(a.kept_c + w.chunk_unit(a, w.chunks - 1) * 64)), step(w.warp_units) {
+    if (KEY_GATE || QUERY_GATE) at_mix = a.kept_mix + w.chunk_unit(a, w.chunks - 1) * 64 + p.lane;
+    load(w.chunks - 1, p);
+  }
   DEVICE void load(i64 chunk, const Place& p) {
     if (chunk < 0) return;
 #pragma unroll
-    for (int i = 0; i < 2; i++) c[i] = load_kept(from, i * 16, p);
-    from -= step;
+    for (int i = 0; i < 2; i++) c[i] = load_kept(at_c, i * 16, p);
+    at_c -= step * 256;
+    if (KEY_GATE) r = at_mix[0];
+    if (QUERY_GATE) rho = at_mix[32];
+    if (KEY_GATE || QUERY_GATE) at_mix -= step * 64;
   }
 };
 // The place of a chunk in the inputs: number of its first token and head, and how many tokens it has.
@@ -98,9 +108,8 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     spread = {a.dstats[2 * all + of], a.dstats[3 * all + of]};
   }
   if (STATS && !QUERY_GATE) spreads.load(a.dstats + 2 * all, w.head, all, w.first, p);
-  Written next(a, w);
+  Kept kept(a, w, p);
   At at(w);
-  next.load(at.chunk, p);
   fetch<false>(a, w, shared, at, thread());
   for (int done = 0; at.chunk >= 0; done++, at = at.before()) {
     const i64 chunk = at.chunk;
@@ -110,12 +119,6 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     copy_wait<0>();
     await(AMONG_STATES, NT);
     fetch<false>(a, w, shared + (~done & 1) * STATE_STAGE, at.before(), thread());
-    const A16 c[2] = {next.c[0], next.c[1]};
-    next.load(chunk - 1, p);
-    const i64 chunk_unit = KEY_GATE || QUERY_GATE ? w.chunk_unit(a, chunk) : 0;
-    float r_before = 1.f / J, rho_before = 1.f / J;
-    if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
-    if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
     if (chunk + 1 == w.chunks || (chunk + 1) * C % SEGMENT == 0)
       state.load(a, segment_row(a.bounds, w.span, chunk * C / SEGMENT, w.T) * w.warp_units + w.warp_unit, p);
     const Operands x(s, nullptr);
@@ -124,9 +127,9 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     GramOperands grams;
     gram_products(gram_a, gram_p, x, p);
     make_gram_operands(grams, cross, blocks, gram_a, gram_p, p);
-    walk_back(state, U, S, x, c, p);
+    walk_back(state, U, S, x, kept.c, p);
 #pragma unroll
-    for (int nt = 0; nt < 4; nt++) product(U[nt], grams.A, half_of(c[nt / 2], nt % 2)), product(S[nt], grams.P, half_of(c[nt / 2], nt % 2));
+    for (int nt = 0; nt < 4; nt++) product(U[nt], grams.A, half_of(kept.c[nt / 2], nt % 2)), product(S[nt], grams.P, half_of(kept.c[nt / 2], nt % 2));
 
     if (done >= GIVENS) await(FREE + buffer, ALL_THREADS);
     if (p.warp == 0) {
@@ -136,18 +139,26 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     }
     const Tiles tiles{s, (float*)mine, nullptr, (float*)(to + GIVEN_ERROR), (float*)(to + GIVEN_R), (float*)(to + GIVEN_PRIOR), nullptr, to + GIVEN_DS};
     A16 ds_tokens[2];
-    const MixOverTime mix(tiles, mine, to + GIVEN_W, p);
-    if constexpr (QUERY_GATE) mix.put_reads(S, rho_before);
-    if constexpr (ERRORS_BY_TOKEN) errors_by_token(tiles, U, p); else errors_by_lanes(tiles, U, r_before, p);
-    if constexpr (QUERY_GATE) mix.put_ds(rho_before);
+    const MixOverTime mix{tiles, (float*)(mine + WARP_MIX), (float*)(mine + WARP_MIX_PRIOR), (float*)(to + GIVEN_W), p};
+    if constexpr (QUERY_GATE) mix.put_reads(S, kept.rho);
+    if constexpr (!ERRORS_BY_TOKEN) {
+      errors_by_lanes(tiles, U, kept.r, p);
+      if constexpr (QUERY_GATE) put_prior(mix.prior, s + STAGE_LQ, p);
+    } else if constexpr (QUERY_GATE) {
+      errors_by_token(tiles, U, MixOverTime::Prior(mix), p);
+    } else {
+      errors_by_token(tiles, U, NothingBeside{}, p);
+    }
+    if constexpr (QUERY_GATE) mix.put_ds(kept.rho);
     // The chain of responsibilities from token to token, and beside it the adjoint of the mix.
+    float last = kept.r;
 #pragma unroll 1
     for (int half = 0; half < 2 * (QUERY_GATE || OVER_TIME); half++) {
       SharesOverTime shares;
       MixOverTime::Back back;
       if constexpr (OVER_TIME) shares.load(tiles, half, p);
       if constexpr (QUERY_GATE) mix.load(back, 1 - half, spread, valid);
-      if constexpr (OVER_TIME) shares.put(tiles, half, r_before, p);
+      if constexpr (OVER_TIME) shares.put(tiles, half, last, p);
       if constexpr (QUERY_GATE) mix.put_back(back, 1 - half, drho);
     }
     if constexpr (QUERY_GATE) mix.put_gradients(); else mix_by_token(tiles, S, spreads, valid, p);
@@ -166,10 +177,11 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     float dp[2][4] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const A16 c_tokens = flipped(c[i]);
+      const A16 c_tokens = flipped(kept.c[i]);
 #pragma unroll
       for (int h = 0; h < 2; h++) product(dp[h], ds_tokens[i], half_of(c_tokens, h));
     }
+    kept.load(chunk - 1, p);
     mask(dp, 0, p);
     const A16 dP = as_rows(dp[0], dp[1]);
     sync_warp();  // the mix is in the same memory as the sums
@@ -219,9 +231,8 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     const i64 of = (w.head * J + p.j) * V + w.first + p.d;
     spread = {a.dstats[of], a.dstats[w.H * J * V + of]};
   }
-  Written next(a, w);
+  Kept kept(a, w, p);
   At at(w);
-  next.load(at.chunk, p);
   fetch<true>(a, w, shared + AT_ADJOINT_STAGE, at, thread());
   for (int done = 0; at.chunk >= 0; done++, at = at.before()) {
     const i64 chunk = at.chunk;
@@ -231,9 +242,6 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     copy_wait<0>();
     await(AMONG_ADJOINTS, NT);
     fetch<true>(a, w, shared + AT_ADJOINT_STAGE + (~done & 1) * ADJOINT_STAGE, at.before(), thread());
-    const A16 c[2] = {next.c[0], next.c[1]};
-    next.load(chunk - 1, p);
-    const float r_before = KEY_GATE ? a.kept_mix[w.chunk_unit(a, chunk) * 64 + p.lane] : 1.f / J;
     const Operands x(s, nullptr);
     float E[4][4] = {};
     GramOperands grams;
@@ -251,7 +259,7 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     const Tiles tiles{s, (float*)(mine + WARP_U), nullptr, (float*)(from + GIVEN_ERROR), (float*)(from + GIVEN_R), (float*)(from + GIVEN_PRIOR), mine + WARP_DU, nullptr};
     Column delta(tiles.error + p.column), r(tiles.r + p.column), pi(tiles.prior + p.column);
     if (KEY_GATE && chunk == w.chunks - 1) m *= r[C - 1];
-    substitute_by_halves(tiles, E, cross, (const float*)(given + GIVEN_A), delta, r, pi, r_before, spread, m, chunk, valid, p);
+    substitute_by_halves(tiles, E, cross, (const float*)(given + GIVEN_A), delta, r, pi, kept.r, spread, m, chunk, valid, p);
 
     // dk = du W + (dA + dA^T) k + dP^T q + c dW', and dW.
     TokenOperands by_token;
@@ -259,9 +267,10 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       du_columns[i] = load_columns_operand(tiles.du, i * 16, p.lane);
-      by_token.c[i] = flipped(c[i]), by_token.du[i] = load_tokens_operand(tiles.du, i * 16, p.lane);
+      by_token.c[i] = flipped(kept.c[i]), by_token.du[i] = load_tokens_operand(tiles.du, i * 16, p.lane);
       by_token.ds[i] = load_ds_tokens(from + GIVEN_DS, i * 16, p.lane);
     }
+    kept.load(chunk - 1, p);
     const GramAdjoints g = gram_adjoints(by_token, p);
     sync_warp();  // du is in the same memory as the sums
     await(W_READY + buffer, ALL_THREADS);

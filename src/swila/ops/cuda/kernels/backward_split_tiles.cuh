@@ -26,5 +26,6 @@ constexpr int AT_ADJOINT_STAGE = 2 * STATE_STAGE, AT_STATE_WARPS = AT_ADJOINT_ST
 constexpr int AT_ADJOINT_WARPS = AT_STATE_WARPS + NW * STATE_WARP, AT_GIVEN = AT_ADJOINT_WARPS + NW * ADJOINT_WARP;
 constexpr int GIVENS = AT_GIVEN + 2 * GIVEN_BYTES <= SHARED_LIMIT ? 2 : 1;  // how far the states may be ahead
 constexpr bool W_SHARED = false;
+constexpr int GRAM_STEPS = KS;  // of the products that are unrolled
 constexpr int ALL_THREADS = 2 * NT;
 NEEDS(AT_GIVEN + GIVENS * GIVEN_BYTES, ALL_THREADS)

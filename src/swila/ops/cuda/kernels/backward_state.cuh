@@ -45,10 +45,10 @@ struct State {
   }
 };
 
-// Without a decay: the products k_t · k_s and q_t · k_s. Not unrolled, like other loops here whose body does not differ: the code of
-// a chunk should fit into the instruction cache.
+// Without a decay: the products k_t · k_s and q_t · k_s. Loops whose body does not differ are not unrolled where all of the code of a
+// chunk should fit into the instruction cache; warps that wait for these products alone have them unrolled.
 DEVICE void gram_products(float (&gram_a)[2][4], float (&gram_p)[2][4], const Operands& x, const Place& p) {
-#pragma unroll 1
+#pragma unroll GRAM_STEPS
   for (int ks = 0; ks < KS; ks++) {
     A16 kf = load_rows(x.k, OPERAND_TILE, KEY_ROW, ks * 16, p.lane), qf = load_rows(x.q, OPERAND_TILE, KEY_ROW, ks * 16, p.lane);
     B16 kh[2];

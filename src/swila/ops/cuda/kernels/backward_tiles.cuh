@@ -15,6 +15,7 @@ constexpr int WARP_PRIOR = WARP_R + !BY_COLUMN * C * U_ROW * 4;
 constexpr int EXCHANGE_BYTES = WARP_PRIOR + (!BY_COLUMN && (KEY_GATE || !NORMALIZE)) * C * U_ROW * 4, SUM_BYTES = BY_KEY ? 0 : 2 * C * SUM_ROW * 4;
 constexpr int WARP_A = EXCHANGE_BYTES > SUM_BYTES ? EXCHANGE_BYTES : SUM_BYTES;
 constexpr bool W_SHARED = KP > 64 && !DECAY;  // two states are too much for the registers
+constexpr int GRAM_STEPS = 1;  // of the products that are unrolled
 constexpr int WARP_C = WARP_A + (BY_COLUMN ? 2 * C * C : 2 * 64) * 4, WARP_W = WARP_C + BY_COLUMN * NS * PAIR_PLANE;
 constexpr int WARP_BYTES = WARP_W + W_SHARED * 2 * KT * 512;
 constexpr int OPERANDS = RAW || BY_KEY ? 0 : 2 * NS * OPERAND_TILE;
