@@ -69,7 +69,7 @@ def saved_like(x: Inputs, options: Options) -> list[Tensor]:
     """Return empty tensors of the shapes that the forward keeps for the backward.
 
     They are the states at the ends of segments, what every token wrote (c) and, with a temporal gate, r and rho at the
-    start of every chunk, all in the order of the kernels' registers.
+    start of every chunk and r in its middle, all in the order of the kernels' registers.
     """
     return _kept_like(x, Specialization.of(x, options))
 
@@ -81,7 +81,7 @@ def _kept_like(x: Inputs, spec: Specialization) -> list[Tensor]:
         x.q.new_empty((chunks, H, spec.warps, spec.planes, 32, CHUNK), dtype=torch.bfloat16),
     ]
     if spec.key_gate or spec.query_gate:
-        kept.append(x.q.new_empty((chunks, H, spec.warps, 2, 32), dtype=torch.float32))
+        kept.append(x.q.new_empty((chunks, H, spec.warps, 3, 32), dtype=torch.float32))
     return kept
 
 

@@ -5,13 +5,11 @@
 // queries, keys and decays are computed by backward_keys.cu from what this kernel leaves.
 //
 // backward.cuh, backward_tiles.cuh, backward_copies.cuh: arguments, shared memory, copies. backward_state.cuh: states, predictions and reads. backward_errors.cuh:
-// errors and responsibilities. backward_queries.cuh: the query side; backward_mix.cuh: where the mix is blended over time.
-// backward_adjoint.cuh: the substitution in reverse.
+// errors and responsibilities. backward_queries.cuh: the query side. backward_adjoint.cuh: the substitution in reverse.
 // backward_columns.cuh: decays by output dim or head. backward_gradients.cuh: dq, dk and dW.
 #include "backward_adjoint.cuh"
 #include "backward_copies.cuh"
 #include "backward_gradients.cuh"
-#include "backward_mix.cuh"
 
 KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
   SHARED(shared);
@@ -60,9 +58,10 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     }
     const Operands x(s, converted);
     const i64 chunk_unit = w.chunk_unit(a, chunk);
-    float r_before = 1.f / J, rho_before = 1.f / J;
-    if (KEY_GATE) r_before = a.kept_mix[chunk_unit * 64 + p.lane];
-    if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * 64 + 32 + p.lane];
+    float r_before = 1.f / J, r_middle, rho_before = 1.f / J;
+    if (KEY_GATE) r_before = a.kept_mix[chunk_unit * KEPT_MIX + p.lane];
+    if (OVER_TIME) r_middle = a.kept_mix[chunk_unit * KEPT_MIX + KEPT_MIDDLE + p.lane];
+    if (QUERY_GATE) rho_before = a.kept_mix[chunk_unit * KEPT_MIX + KEPT_RHO + p.lane];
     if (!DECAY && (chunk + 1 == w.chunks || (chunk + 1) * C % SEGMENT == 0)) {
       const i64 row = segment_row(a.bounds, w.span, chunk * C / SEGMENT, w.T) * w.warp_units + w.warp_unit;
       state.load(a, row, p);
@@ -101,27 +100,12 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     DecayedColumn column;
     A16 ds_columns[2];
     float dS[C];
-    if constexpr (MIX_BY_TOKEN) {
-      const MixOverTime mix{tiles, tiles.u, tiles.r, tiles.error, p};  // its last row is in the tile of du, which is free
-      mix.put_reads(S, rho_before);
-      put_prior(mix.prior, s + STAGE_LQ, p);
-      mix.put_ds(rho_before);
-#pragma unroll 1
-      for (int half = 1; half >= 0; half--) {
-        MixOverTime::Back back;
-        mix.load(back, half, spread_q, valid), mix.put_back(back, half, drho);
-      }
-      mix.put_gradients();
-    } else if constexpr (LANE_MIX && !BY_COLUMN) {
-      mix_by_lanes(tiles, S, read, dS, rho_before, drho, spread_q, valid, p);
-    }
+    if constexpr (LANE_MIX && !BY_COLUMN) mix_by_lanes(tiles, S, read, dS, rho_before, drho, spread_q, valid, p);
     if constexpr (ERRORS_BY_TOKEN) {
       errors_by_token(tiles, U, NothingBeside{}, p);
-      float last = r_before;
-#pragma unroll 1
-      for (int half = 0; half < 2 * OVER_TIME; half++) {
-        SharesOverTime shares;
-        shares.load(tiles, half, p), shares.put(tiles, half, last, p);
+      if constexpr (OVER_TIME) {
+        BothSharesOverTime shares;
+        shares.load(tiles, p), shares.put(tiles, r_before, r_middle, p);
       }
     } else if constexpr (BY_COLUMN) {
       column.load(a, U, S, u_tile, s + STAGE_D, chunk_unit, t0 * w.H + w.head, valid, p);

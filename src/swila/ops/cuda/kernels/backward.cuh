@@ -26,7 +26,7 @@ struct Arguments {
   const float* dstats;                      // of usage and entropy, keys then queries, per token: [4][H, J, V]
   const float4_* kept_W;
   const uint4_* kept_c;
-  const float* kept_mix;
+  const float* kept_mix;  // r and rho at the start of every chunk, r in its middle
   const TD* decay;
   const uint4_* prepared;                  // by key dim: what prepare.cu made of decays, keys and queries
   const uint4_* chunk_W;                   // with a decay: states at the start of chunks

@@ -87,6 +87,7 @@ struct NothingBeside {
 };
 // The rest of that by the lanes that own the columns, half a chunk at a time: r_t = p_t l_t / Σ_j p_t l_t with
 // p_t = (1 - g) r_{t-1} + g π. The sum is never zero: the largest of the likelihoods l is 1.
+// The forward has kept r in the middle of a chunk, so that both halves of the chain run side by side.
 struct SharesOverTime {
   float stay[8], fresh[8], likelihood[8];
   DEVICE void load(const Tiles& tiles, int half, const Place& p) {
@@ -96,13 +97,18 @@ struct SharesOverTime {
 #pragma unroll
     for (int i = 0; i < 8; i++) likelihood[i] = r[half * 8 + i], fresh[i] = g[i] * pi[half * 8 + i], stay[i] = 1.f - g[i];
   }
-  DEVICE void put(const Tiles& tiles, int half, float& last, const Place& p) const {
+  DEVICE float next(int i, float last) const {
+    const float x = max_nan(stay[i] * last + fresh[i], TINY) * likelihood[i];
+    return x * rcp(over_mixtures(x));
+  }
+};
+struct BothSharesOverTime {
+  SharesOverTime early, late;
+  DEVICE void load(const Tiles& tiles, const Place& p) { early.load(tiles, 0, p), late.load(tiles, 1, p); }
+  DEVICE void put(const Tiles& tiles, float before, float middle, const Place& p) const {
     InTile r(tiles.r + p.column);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const float x = max_nan(stay[i] * last + fresh[i], TINY) * likelihood[i];
-      r[half * 8 + i] = last = x * rcp(over_mixtures(x));
-    }
+    for (int i = 0; i < 8; i++) r[i] = before = early.next(i, before), r[8 + i] = middle = late.next(i, middle);
   }
 };
 // By the lanes that own the columns, where each responsibility needs the one before; into their tiles, with the priors.

@@ -5,8 +5,6 @@
 #pragma once
 #include "backward_queries.cuh"
 
-constexpr bool MIX_BY_TOKEN = QUERY_GATE && !BY_COLUMN && (JP == 2 || JP == 4);
-
 struct MixOverTime {
   const Tiles& tiles;
   float *mix, *prior, *reads;  // tiles of ρ, with a row more for the token before the chunk, of π, and of S, later a

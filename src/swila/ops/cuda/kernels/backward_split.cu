@@ -14,16 +14,16 @@ static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW && KP <= 64,
 enum { READY = 1, W_READY = READY + 2, FREE = W_READY + 2, AMONG_STATES = FREE + 2, AMONG_ADJOINTS };
 
 // What the forward kept of a chunk, loaded a chunk ahead: c as operands [16 columns, 16 tokens], and the lane's r and ρ before the
-// chunk. Chunks come from the last to the first. A chunk's are used before those of the next are loaded: a wait for some is for all.
+// chunk and r in its middle. Chunks come from the last to the first. A chunk's are used before those of the next are loaded: a wait for some is for all.
 struct Kept {
   A16 c[2];
-  float r, rho;
+  float r, middle, rho;
   const u32* at_c;
   const float* at_mix;
   i64 step;
   DEVICE Kept(const Arguments& a, const Work& w, const Place& p)
       : r(1.f / J), rho(1.f / J), at_c((const u32*)(a.kept_c + w.chunk_unit(a, w.chunks - 1) * 64)), step(w.warp_units) {
-    if (KEY_GATE || QUERY_GATE) at_mix = a.kept_mix + w.chunk_unit(a, w.chunks - 1) * 64 + p.lane;
+    if (KEY_GATE || QUERY_GATE) at_mix = a.kept_mix + w.chunk_unit(a, w.chunks - 1) * KEPT_MIX + p.lane;
     load(w.chunks - 1, p);
   }
   DEVICE void load(i64 chunk, const Place& p) {
@@ -32,8 +32,9 @@ struct Kept {
     for (int i = 0; i < 2; i++) c[i] = load_kept(at_c, i * 16, p);
     at_c -= step * 256;
     if (KEY_GATE) r = at_mix[0];
-    if (QUERY_GATE) rho = at_mix[32];
-    if (KEY_GATE || QUERY_GATE) at_mix -= step * 64;
+    if (OVER_TIME) middle = at_mix[KEPT_MIDDLE];
+    if (QUERY_GATE) rho = at_mix[KEPT_RHO];
+    if (KEY_GATE || QUERY_GATE) at_mix -= step * KEPT_MIX;
   }
 };
 // The place of a chunk in the inputs: number of its first token and head, and how many tokens it has.
@@ -151,16 +152,12 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     }
     if constexpr (QUERY_GATE) mix.put_ds(kept.rho);
     // The chain of responsibilities from token to token, and beside it the adjoint of the mix.
-    float last = kept.r;
-#pragma unroll 1
-    for (int half = 0; half < 2 * (QUERY_GATE || OVER_TIME); half++) {
-      SharesOverTime shares;
-      MixOverTime::Back back;
-      if constexpr (OVER_TIME) shares.load(tiles, half, p);
-      if constexpr (QUERY_GATE) mix.load(back, 1 - half, spread, valid);
-      if constexpr (OVER_TIME) shares.put(tiles, half, last, p);
-      if constexpr (QUERY_GATE) mix.put_back(back, 1 - half, drho);
-    }
+    BothSharesOverTime shares;
+    MixOverTime::Back early, late;
+    if constexpr (OVER_TIME) shares.load(tiles, p);
+    if constexpr (QUERY_GATE) mix.load(late, 1, spread, valid), mix.load(early, 0, spread, valid);
+    if constexpr (OVER_TIME) shares.put(tiles, kept.r, kept.middle, p);
+    if constexpr (QUERY_GATE) mix.put_back(late, 1, drho), mix.put_back(early, 0, drho);
     if constexpr (QUERY_GATE) mix.put_gradients(); else mix_by_token(tiles, S, spreads, valid, p);
 #pragma unroll
     for (int i = 0; i < 2; i++) {

@@ -78,8 +78,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 
     const i64 chunk_unit = chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit;
     if ((KEY_GATE || QUERY_GATE) && a.kept_c) {
-      a.kept_mix[chunk_unit * 64 + p.lane] = r;
-      a.kept_mix[chunk_unit * 64 + 32 + p.lane] = rho;
+      a.kept_mix[chunk_unit * KEPT_MIX + p.lane] = r;
+      a.kept_mix[chunk_unit * KEPT_MIX + KEPT_RHO + p.lane] = rho;
     }
     B16 wb[4][KS];
 #pragma unroll
@@ -248,6 +248,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         if (half == 1) {
+          if (KEY_GATE && a.kept_c) a.kept_mix[chunk_unit * KEPT_MIX + KEPT_MIDDLE + p.lane] = r;
           Pair c[4], none = {};
           load_half(c, c_tile, 0, p.lane);
           float more[4][4];

@@ -30,7 +30,7 @@ struct Arguments {
   float* stats;                             // [4][N, H, J, V]: sums of r, -r log r, rho, -rho log rho; entropies to be summed over J
   float4_* kept_W;                          // states at the ends of segments, in the order of registers, or null
   uint4_* kept_c;                           // c of every chunk, as operands [32 columns, 16 tokens]
-  float* kept_mix;                          // r and rho at the start of every chunk
+  float* kept_mix;                          // r and rho at the start of every chunk, r in its middle
   i64 N, T, H;
 };
 

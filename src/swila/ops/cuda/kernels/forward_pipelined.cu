@@ -136,8 +136,8 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
     const char *s = stage(chunk), *next = stage(chunk + 1);
     const i64 chunk_unit = chunk_row(a.bounds, span, chunk, T) * warp_units + warp_unit;
     if ((KEY_GATE || QUERY_GATE) && a.kept_c) {
-      a.kept_mix[chunk_unit * 64 + p.lane] = r;
-      a.kept_mix[chunk_unit * 64 + 32 + p.lane] = rho;
+      a.kept_mix[chunk_unit * KEPT_MIX + p.lane] = r;
+      a.kept_mix[chunk_unit * KEPT_MIX + KEPT_RHO + p.lane] = rho;
     }
 
     float prior[C], gk[C];  // used where the prior is blended or not normalised away
@@ -206,6 +206,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) 
       load_half_column<TB, J>(beta, s + STAGE_BETA, half, p);
       if constexpr (!KEY_GATE && NORMALIZE) load_half_column<TB, J>(lk, s + STAGE_LK, half, p);
       if (half == 1) {
+        if (KEY_GATE && a.kept_c) a.kept_mix[chunk_unit * KEPT_MIX + KEPT_MIDDLE + p.lane] = r;
         Pair early[4], none = {};
         load_half(early, c_tile, 0, p.lane);
 #pragma unroll

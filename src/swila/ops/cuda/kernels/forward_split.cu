@@ -81,11 +81,14 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
     const float* gram = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 2 * 32 * 16);
     const i64 t0 = w.span.begin + (i64)chunk * C;
     const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
-    if (KEY_GATE && a.kept_c && alive) {
-      const i64 unit = chunk_row(a.bounds, w.span, chunk, a.T) * w.warp_units + w.first_unit + warp;
+    float* kept = nullptr;
+    if (KEY_GATE && a.kept_c && alive)
+      kept = a.kept_mix + (chunk_row(a.bounds, w.span, chunk, a.T) * w.warp_units + w.first_unit + warp) * KEPT_MIX;
+    auto keep = [&](int at) {
 #pragma unroll
-      for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + kept_lane(j, column)] = j < J ? r[j < J ? j : 0] : 0.f;
-    }
+      for (int j = 0; j < JP; j++) kept[at + kept_lane(j, o.column)] = j < J ? r[j < J ? j : 0] : 0.f;
+    };
+    if (kept) keep(0);
     await(PREDICTED, WITH_SOLVERS);
     float x[C][J], before[J];
 #pragma unroll
@@ -100,13 +103,14 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
       u32 written[J][4];
 #pragma unroll
       for (int t = 0; t < PART; t++) {
+        if (part * PART + t == C / 2 && kept) keep(KEPT_MIDDLE);
         const Vector rate = *(const Vector*)(given + RATE + vector_at(t, dim));
         const Vector prior = *(const Vector*)(given + PRIOR + vector_at(t, dim));
         const float stay = KEY_GATE ? *(const float*)(stays + (t * GATE_ROW + dim) * 4) : 0.f;
         float c[J], inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
 #pragma unroll
         for (int j = 0; j < J; j++) c[j] = rate.x[j] * x[t][j];
-        if constexpr (NORMALIZE && KEY_GATE) {  // without a logarithm of the priors, which would be in the chain as well
+        if constexpr (NORMALIZE && KEY_GATE && !STATS) {  // without a logarithm of the priors, which would be in the chain as well
           float likelihood[J], sum;
 #pragma unroll
           for (int j = 0; j < J; j++) likelihood[j] = -x[t][j] * x[t][j];
@@ -121,7 +125,10 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll
           for (int j = 0; j < J; j++) {
             float z = prior.x[j];
-            if constexpr (KEY_GATE) z = max_nan(stay * r[j] + z, TINY);
+            if constexpr (KEY_GATE) {
+              z = max_nan(stay * r[j] + z, TINY);
+              if (NORMALIZE) z = lg2(z);
+            }
             r[j] = NORMALIZE ? z - x[t][j] * x[t][j] : z * ex2(-x[t][j] * x[t][j]);
           }
           if constexpr (NORMALIZE) inverse = unscaled_softmax(r, entropy);
@@ -135,7 +142,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           }
           if (STATS && t < valid_part) used[j] += r[j];
         }
-        if (STATS && t < valid_part) spread += NORMALIZE && !KEY_GATE ? entropy : entropy_of(r);
+        if (STATS && t < valid_part) spread += NORMALIZE ? entropy : entropy_of(r);
         // Of the last part, what follows the chunk is computed too and not used: without a branch, in the time of the chain.
 #pragma unroll
         for (int i = 0; i < C; i += 4)
@@ -186,7 +193,7 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
     if (QUERY_GATE && a.kept_c && alive) {
       const i64 unit = chunk_row(a.bounds, w.span, chunk, a.T) * w.warp_units + w.first_unit + warp;
 #pragma unroll
-      for (int j = 0; j < JP; j++) a.kept_mix[unit * 64 + 32 + kept_lane(j, column)] = j < J ? rho[j < J ? j : 0] : 0.f;
+      for (int j = 0; j < JP; j++) a.kept_mix[unit * KEPT_MIX + KEPT_RHO + kept_lane(j, column)] = j < J ? rho[j < J ? j : 0] : 0.f;
     }
     await(MIX_USED, WITH_MIXERS);
 #pragma unroll 1

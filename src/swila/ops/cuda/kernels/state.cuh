@@ -3,6 +3,9 @@
 #pragma once
 #include "layout.cuh"
 
+// Floats kept for a warp's chunk with temporal gates: r and rho of its columns at the start, and r in the middle.
+constexpr int KEPT_MIX = 3 * 32, KEPT_RHO = 32, KEPT_MIDDLE = 64;
+
 // A sequence and the range of its tokens.
 struct Span {
   i64 n, begin, end;
