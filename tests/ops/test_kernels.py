@@ -61,18 +61,22 @@ def test_mixtures(kernels, device, J):
     )
 
 
-def test_likelihoods_far_apart(kernels, device):
-    """Whichever mixture is by far the likeliest, its share is one."""
-    call = make_call(VARIANTS["plain"], Shape(B=1, T=18, H=1, K=16, V=16, J=3), dtype=BF16, device=device)
+@pytest.mark.parametrize("name", ["plain", "temporal"])
+def test_likelihoods_far_apart(kernels, device, name):
+    """Whichever mixture is by far the likeliest, its share is one, also if all are far from likely."""
+    call = make_call(VARIANTS[name], Shape(B=1, T=18, H=1, K=16, V=16, J=3), dtype=BF16, device=device)
     call |= {"k": torch.full_like(call["k"], 0.25), "v": torch.full_like(call["v"], 160.0)}
+    start = call["initial_state"]
     for j in range(3):
-        state = torch.zeros_like(call["initial_state"].W)
-        state[:, :, j] = 40.0  # predicts 160
-        call["initial_state"] = SwitchingState(state)
+        W = torch.zeros_like(start.W)
+        W[:, :, j] = 32.0  # predicts 128
+        call["initial_state"] = start._replace(W=W)
         found = switching_delta_rule(**call, routing_stats=True, backend=kernels)
         assert found.output.isfinite().all()
         usage = found.stats.key_usage[:, j]
         torch.testing.assert_close(usage, torch.ones_like(usage))
+        without = switching_delta_rule(**call, backend=kernels)  # takes another path
+        torch.testing.assert_close(without.output, found.output)
 
 
 @pytest.mark.parametrize("name", ["temporal", "unnormalized"])
@@ -151,6 +155,15 @@ def test_many_and_few_heads(kernels, device, name, J, stats):
     """
     call = make_call(VARIANTS[name], Shape(B=1, T=69, H=1, K=16, V=32, J=J), dtype=BF16, device=device)
     assert_right(call, kernels, statistics=stats)
+
+
+@pytest.mark.parametrize("kernels", [{"processors": 132}], indirect=True, ids=["few"])
+@pytest.mark.parametrize(("key", "query", "normalize"), [(True, False, True), (False, True, True), (True, True, False)])
+def test_few_heads_with_one_gate_or_unnormalised(kernels, device, key, query, normalize):
+    variant = Variant(None, "pre", key, query, normalize)
+    call = make_call(variant, Shape(B=1, T=37, H=1, K=16, V=16, J=2), dtype=BF16, device=device)
+    assert_right(call, kernels)
+    assert_right(call, kernels, statistics=False)
 
 
 @pytest.mark.parametrize("kernels", [{"processors": 132}], indirect=True, ids=["few"])

@@ -68,7 +68,7 @@ class ShortConvolution(nn.Module):
         """Return the last ``W - 1`` inputs of every sequence, as far as they reach with those of the state."""
         B, T, C = x.shape
         reach = self.width - 1
-        if cu_seqlens is None and T >= reach:
+        if cu_seqlens is None and reach <= T:
             return x[:, T - reach :].clone()  # a view would keep more
         rows = B if cu_seqlens is None else len(cu_seqlens) - 1
         before = x.new_zeros(rows, reach, C) if state is None else state.to(x.dtype)

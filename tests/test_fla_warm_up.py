@@ -1,0 +1,45 @@
+"""``tools/fla_warm_up.py``: every configuration of a kernel is compiled, and by one process only."""
+
+import importlib.util
+import math
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[1] / "tools" / "fla_warm_up.py"
+
+
+@pytest.fixture(scope="module")
+def warm_up():
+    spec = importlib.util.spec_from_file_location("swila_fla_warm_up", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Tuner:
+    """As much of triton's ``Autotuner`` as tuning needs."""
+
+    def __init__(self, count):
+        self.configs = [f"configuration {i}" for i in range(count)]
+        self.ran = []
+
+    @cached_property
+    def do_bench(self):
+        raise AssertionError("nothing is to be timed")
+
+    def _bench(self, *args, config, **meta):
+        return self.do_bench(lambda: self.ran.append(config), quantiles=(0.5, 0.2, 0.8))
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_parts_cover_all_configurations_once(warm_up, count):
+    ran, parts = [], 3
+    for part in range(parts):
+        tuner = Tuner(count)
+        bench = warm_up.compiling_a_part(Tuner._bench, part, parts)
+        times = {config: bench(tuner, config=config)[0] for config in tuner.configs}
+        assert {config for config, time in times.items() if math.isfinite(time)} == set(tuner.ran)
+        ran += tuner.ran
+    assert sorted(ran) == Tuner(count).configs
