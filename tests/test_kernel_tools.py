@@ -1,0 +1,87 @@
+"""``tools/kernel_times.py`` and ``tools/kernel_profile.py``, as far as they need no GPU."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[1] / "tools"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"swila_{name}", TOOLS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def times():
+    return load("kernel_times")
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return load("kernel_profile")
+
+
+def test_cases_are_read_from_words(times):
+    assert times.Case.parse("temporal:8,4096,2") == times.Case("temporal", (8, 4096, 2), False)
+    assert times.Case.parse("plain:1,64,2:s").stats
+    for word in ("plain:1,64", "plain:1,64,2:x"):
+        with pytest.raises(SystemExit, match="a case must be"):
+            times.Case.parse(word)
+
+
+@pytest.mark.parametrize("error", [0.031, math.inf, math.nan])
+def test_a_wrong_tree_is_found(times, error):
+    right = {"output": 0.003, "q": 0.004}
+    assert times.wrong({"plain": right}) == []
+    assert times.wrong({"plain": right, "temporal": {**right, "q": error}}) == ["temporal"]
+
+
+def test_a_tree_that_fails_stops_the_comparison(times, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    process = times.start(tmp_path, "check", ["plain:1,64,2"])
+    with pytest.raises(SystemExit, match="failed"):
+        times.answers(process, ["plain:1,64,2"])
+
+
+HEADINGS = [
+    "Address", "Source", "Warp Stall Sampling (All Samples)", "Instructions Executed", "stall_wait", "stall_barrier",
+    "stall_wait (Not Issued)",
+]  # fmt: skip
+CODE = [
+    ("IMAD R1", 10, 64, 10, 0),
+    ("FADD R2", 30, 64, 30, 0),
+    ("BAR.SYNC", 40, 64, 0, 40),
+    ("BRA", 0, 64, 0, 0),
+    ("FMUL R3", 19, 64, 19, 0),
+    ("EXIT", 1, 32, 1, 0),
+]
+
+
+@pytest.fixture
+def table():
+    rows = [("Kernel Name", "swila_forward"), HEADINGS]
+    rows += [
+        (f"0x{i}", text, samples, executed, wait, barrier, wait)
+        for i, (text, samples, executed, wait, barrier) in enumerate(CODE)
+    ]
+    return "\n".join(",".join(f'"{value}"' for value in row) for row in rows) + "\n"
+
+
+def test_blocks_end_at_barriers_branches_and_other_counts(profile, table):
+    code = profile.read(table)
+    assert [each.samples for each in code] == [10, 30, 40, 0, 19, 1]
+    assert profile.blocks(code) == [(0, 2), (2, 4), (4, 5), (5, 6)]
+
+
+def test_the_report_has_shares_and_reasons(profile, table):
+    lines = profile.report(profile.read(table), (1, 2))
+    assert [line.split()[4] for line in lines[1:5]] == ["40.0", "40.0", "19.0", "1.0"]
+    assert [line.split()[6] for line in lines[1:3]] == ["wait:100", "barrier:100"]
+    assert lines[5].split() == ["1", "30", "FADD", "R2", "wait:100"]
