@@ -79,6 +79,38 @@ def test_likelihoods_far_apart(kernels, device, name):
         torch.testing.assert_close(without.output, found.output)
 
 
+@pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
+def test_gradients_of_a_prior_that_is_hardly_there(kernels, device):
+    """The derivative with respect to a prior of e^-80 is clamped, that with respect to its logit is an ordinary number.
+
+    The error of the other mixture is such that both have a share.
+    """
+    gap, dtype = 80.0, BF16
+    variant = Variant(None, "pre", True, False, True)
+    call = make_call(variant, Shape(B=1, T=2, H=1, K=16, V=16, J=2), dtype=dtype, requires_grad=False, device=device)
+    error = (2 * gap) ** 0.5
+    call |= {name: torch.full_like(call[name], 0.25) for name in ("q", "k")}
+    call |= {"v": torch.full_like(call["v"], error), "key_gate": torch.ones_like(call["key_gate"])}
+    call["beta"] = torch.full_like(call["beta"], 0.5)
+    call["beta"][:, 0] = 0
+    call |= {name: torch.zeros_like(call[name]) for name in ("key_logits", "query_logits")}
+    call["key_logits"][:, :, :, 1] = -gap
+    W, r = torch.zeros_like(call["initial_state"].W), torch.ones_like(call["initial_state"].r)
+    W[:, :, 1], r[:, :, 1] = (error - 0.5) / 4, 0
+    call["initial_state"] = SwitchingState(W, r, None)
+
+    def gradients(backend, cast):
+        x = {name: cast(t).requires_grad_() for name, t in call.items() if isinstance(t, torch.Tensor)}
+        state = SwitchingState(cast(W), cast(r), None)
+        out = switching_delta_rule(**call | x | {"initial_state": state}, backend=backend).output
+        return torch.autograd.grad(out[:, 1].sum(), [x["key_logits"], x["key_gate"]])
+
+    (found, gate), (expected, _) = gradients(kernels, torch.clone), gradients("reference", torch.Tensor.double)
+    assert expected[0, 1].abs().min() > 0.5
+    torch.testing.assert_close(found[0, 1].double(), expected[0, 1], rtol=0.1, atol=0)
+    assert gate[0, 1].abs().max() > 7e28
+
+
 @pytest.mark.parametrize("name", ["temporal", "unnormalized"])
 def test_gates_of_many_mixtures(kernels, device, name):
     """Beyond four mixtures bf16 has a forward of its own."""
@@ -145,9 +177,7 @@ def test_without_initial_state(kernels, device):
 
 
 @pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
-@pytest.mark.parametrize(
-    ("name", "J", "stats"), [("plain", 4, True), ("temporal", 4, False), ("plain", 3, False), ("temporal", 3, True)]
-)
+@pytest.mark.parametrize(("name", "J", "stats"), [("plain", 4, True), ("temporal", 4, False), ("plain", 3, False)])
 def test_many_and_few_heads(kernels, device, name, J, stats):
     """With few heads a head is shared by several blocks, and the backward has roles for its warps.
 
@@ -158,12 +188,19 @@ def test_many_and_few_heads(kernels, device, name, J, stats):
 
 
 @pytest.mark.parametrize("kernels", [{"processors": 132}], indirect=True, ids=["few"])
-@pytest.mark.parametrize(("key", "query", "normalize"), [(True, False, True), (False, True, True), (True, True, False)])
-def test_few_heads_with_one_gate_or_unnormalised(kernels, device, key, query, normalize):
+@pytest.mark.parametrize(
+    ("key", "query", "normalize", "J", "stats"),
+    [
+        (True, False, True, 2, False),
+        (False, True, True, 2, False),
+        (True, True, False, 2, False),
+        (True, True, True, 3, True),
+    ],
+)
+def test_few_heads_and_gates(kernels, device, key, query, normalize, J, stats):
     variant = Variant(None, "pre", key, query, normalize)
-    call = make_call(variant, Shape(B=1, T=37, H=1, K=16, V=16, J=2), dtype=BF16, device=device)
-    assert_right(call, kernels)
-    assert_right(call, kernels, statistics=False)
+    call = make_call(variant, Shape(B=1, T=37, H=1, K=16, V=16, J=J), dtype=BF16, device=device)
+    assert_right(call, kernels, statistics=stats)
 
 
 @pytest.mark.parametrize("kernels", [{"processors": 132}], indirect=True, ids=["few"])

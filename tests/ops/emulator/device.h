@@ -120,9 +120,11 @@ inline void run_block(int threads, unsigned index, int order, std::function<void
   }
 }
 
-inline float ex2(float x) { return exp2f(x); }
-inline float lg2(float x) { return log2f(x); }
-inline float rcp(float x) { return 1.f / x; }
+// As on a GPU, numbers below the smallest normal one become zero.
+inline float flushed(float x) { return fabsf(x) < 1.17549435e-38f ? 0.f * x : x; }
+inline float ex2(float x) { return flushed(exp2f(flushed(x))); }
+inline float lg2(float x) { return log2f(flushed(x)); }
+inline float rcp(float x) { return flushed(1.f / flushed(x)); }
 inline float max_nan(float x, float y) { return x != x ? x : y != y ? y : x > y ? x : y; }
 inline u32 thread_again() { return threadIdx.x; }
 inline float as_float(u32 bits) { float x; memcpy(&x, &bits, 4); return x; }

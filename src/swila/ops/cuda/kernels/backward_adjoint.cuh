@@ -58,7 +58,7 @@ constexpr bool GATES_BY_TOKEN = KEY_GATE && !BY_COLUMN && (JP == 2 || JP == 4);
 
 // Gradients of a token's inputs from e, du and dz, into their tiles; tokens come from the last to the first:
 //   dβ = e r δ, dv = -Σ_j du, dg = Σ_j dz (π - r_{t-1}) / p, and with dπ = g π / p ⊙ dz the logits' dπ - π Σ_j dπ.
-// By token, dz / p replaces the error.
+// By token, dz replaces the error.
 DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, Column& delta, const i64& chunk, int half, int i, float r_delta,
                           float last, float prior, float g, float e, float du, float dz, const Place& p) {
   const int t = half * 8 + i;
@@ -68,7 +68,7 @@ DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, 
   if constexpr (KEY_GATE) {
     const float inverse = inverse_prior(last, prior, g);
     if constexpr (GATES_BY_TOKEN) {
-      delta[t] = finite(dz * inverse);
+      delta[t] = dz;
     } else {
       dgate[i % 4] = finite(dz * ((prior - last) * inverse));
       if (i % 4 == 0) put_sums<TB>(s + STAGE_GK, p, t, dgate);
@@ -80,19 +80,20 @@ DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, 
     put_gradient<TB, LK_TOKEN>(s + STAGE_LK, p, t, NORMALIZE ? dz : dz - prior * sum_mixtures(dz));
   }
 }
-// By token, from dz / p in the place of errors; what lies beside them are the responsibilities before the chunk.
+// By token, from dz in the place of errors; what lies beside them are the responsibilities before the chunk. The quotient of π and p is
+// taken before dz is multiplied: p may be as small as a number can be.
 DEVICE int beside(int column) { return (column >> 3) * U_ROW + 32 + (column & 7); }
 DEVICE void put_gate_gradients(const Tiles& tiles, const Place& p) {
   sync_warp();
 #pragma unroll 1
   for (int h = 0; h < 2; h++) {
     const int t = p.row + h * 8;
-    float2_ y[4], pi[4], last[4];  // all loads before any store
+    float2_ dz[4], pi[4], last[4];  // all loads before any store
     float g[DB][2];
 #pragma unroll
     for (int n = 0; n < 4; n++) {
       const int column = n * 8 + p.quad * 2, place = t * U_ROW + column;
-      y[n] = *(const float2_*)&tiles.error[place], pi[n] = *(const float2_*)&tiles.prior[place];
+      dz[n] = *(const float2_*)&tiles.error[place], pi[n] = *(const float2_*)&tiles.prior[place];
       last[n] = *(const float2_*)(t > 0 ? &tiles.r[place - U_ROW] : &tiles.error[beside(column)]);
     }
 #pragma unroll
@@ -106,8 +107,9 @@ DEVICE void put_gate_gradients(const Tiles& tiles, const Place& p) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           const int n = i * DB + b;
-          dpi[i][e] = g[b][e] * pi[n].x[e] * y[n].x[e];
-          dgate[e] += y[n].x[e] * (pi[n].x[e] - last[n].x[e]), sum[e] += dpi[i][e];
+          const float inverse = inverse_prior(last[n].x[e], pi[n].x[e], g[b][e]);
+          dpi[i][e] = g[b][e] * pi[n].x[e] * inverse * dz[n].x[e];
+          dgate[e] += finite(dz[n].x[e] * ((pi[n].x[e] - last[n].x[e]) * inverse)), sum[e] += dpi[i][e];
         }
       store2((TB*)(tiles.stage + STAGE_GK + t * B_ROW) + d, dgate[0], dgate[1]);
 #pragma unroll

@@ -17,7 +17,7 @@ DEVICE float share_of(float error, float pi, float g, float last, const Place& p
 }
 // By token, a lane all mixtures of its output dims, a row of the tiles of products at a time; into their tiles. Where each
 // responsibility needs the one before, the router's priors, and in the place of responsibilities what is left to multiply: likelihoods
-// over the largest of the mixtures.
+// over the largest of the mixtures, times 2^AMPLE.
 struct ErrorsByToken {
   float x[DB][JT], y[DB][JT], v[DB][2];
   DEVICE void load(const Tiles& tiles, int h, const Place& p) {
@@ -56,7 +56,7 @@ struct ErrorsByToken {
 #pragma unroll
         for (int i = 0; i < JT; i++) {
           *(float2_*)&tiles.prior[place + i * DB * 8] = {x[b][i], y[b][i]};
-          x[b][i] = ex2(left[i] - most0), y[b][i] = ex2(right[i] - most1);
+          x[b][i] = ex2(left[i] - most0 + AMPLE), y[b][i] = ex2(right[i] - most1 + AMPLE);
         }
       }
 #pragma unroll
@@ -86,7 +86,7 @@ struct NothingBeside {
   DEVICE void put(int) {}
 };
 // The rest of that by the lanes that own the columns, half a chunk at a time: r_t = p_t l_t / Σ_j p_t l_t with
-// p_t = (1 - g) r_{t-1} + g π. The sum is never zero: the largest of the likelihoods l is 1.
+// p_t = (1 - g) r_{t-1} + g π. The sum is never zero: the largest of the likelihoods l is 2^AMPLE.
 // The forward has kept r in the middle of a chunk, so that both halves of the chain run side by side.
 struct SharesOverTime {
   float stay[8], fresh[8], likelihood[8];
@@ -111,7 +111,7 @@ struct BothSharesOverTime {
     for (int i = 0; i < 8; i++) r[i] = before = early.next(i, before), r[8 + i] = middle = late.next(i, middle);
   }
 };
-// By the lanes that own the columns, where each responsibility needs the one before; into their tiles, with the priors.
+// By the lanes that own the columns, for one mixture or without normalisation; into their tiles, with the priors.
 DEVICE void errors_by_lanes(const Tiles& tiles, const float (&U)[4][4], float r_before, const Place& p) {
   InTile delta(tiles.error + p.column), r(tiles.r + p.column), pi(tiles.prior + p.column);
   to_lanes(tiles.error, U, 0, 0, p), to_lanes(tiles.error, U, 1, 8, p);

@@ -117,7 +117,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           const float most = largest(likelihood);
 #pragma unroll
           for (int j = 0; j < J; j++) {
-            r[j] = max_nan(stay * r[j] + prior.x[j], TINY) * ex2(likelihood[j] - most);
+            r[j] = max_nan(stay * r[j] + prior.x[j], TINY) * ex2(likelihood[j] - most + AMPLE);
             sum = j ? sum + r[j] : r[j];
           }
           inverse = rcp(sum);

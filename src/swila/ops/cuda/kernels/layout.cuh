@@ -30,6 +30,9 @@ constexpr bool RAW = same<TX, bf16>::value && !BY_KEY;  // q and k are operands 
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f, TINY = 1.17549435e-38f;
 constexpr float NEVER = -3e38f;  // log-prior of a lane without a column
 constexpr float LEAST = -1e30f;  // log-prior of a mixture that is ruled out
+// Likelihoods over the largest of the mixtures are carried times 2 to this: a mixture with a small likelihood and a prior close to one
+// may outweigh one with the smallest prior. A sum of four and its inverse stay finite.
+constexpr float AMPLE = 63.f;
 
 static_assert(!BY_KEY || J <= 4, "decay by key dim: up to 4 mixtures");
 
