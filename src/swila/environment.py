@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,12 @@ def commit() -> str | None:
         return None
 
 
+@cache
 def package_version(name: str) -> str | None:
-    """Return the version of a package without importing it, or None if it is not installed."""
+    """Return the version of a package without importing it, or None if it is not installed.
+
+    A look-up takes milliseconds, so it is made once.
+    """
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -25,6 +25,4 @@ def __getattr__(name: str) -> Any:
 
     if reason := why_unusable():
         raise ImportError(f"{name} needs transformers: {reason}. Try: pip install 'swila[hf]'")
-    found = getattr(import_module(f"swila.models.language.{_LAZY[name]}"), name)
-    globals()[name] = found  # later uses do not come here
-    return found
+    return getattr(import_module(f"swila.models.language.{_LAZY[name]}"), name)
