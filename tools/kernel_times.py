@@ -1,6 +1,6 @@
 """Time the CUDA kernels of several versions of the sources in turns, after a check of each.
 
-    python tools/kernel_times.py --tree src --tree /tmp/before/src temporal:8,4096,8 plain:1,65536,8 plain:16,4096,8:s
+    python tools/kernel_times.py --tree src --tree ../before/src temporal:8,4096,8 plain:1,65536,8 plain:16,4096,8:s
 
 A case is a variant and B,T,H, with K = V = 64 and J = 4 in bfloat16; ``:s`` asks for routing statistics. Every tree
 runs in processes of its own. First all trees compile at once, and output and gradients of a short sequence are compared

@@ -105,6 +105,26 @@ template <class T, int TOKEN = J * row_bytes<T>(VB)> DEVICE void put_gradient(ch
   if (p.alive) store((T*)(tile + t * TOKEN + p.j * row_bytes<T>(VB)) + p.warp * DPW + p.d, x);
 }
 
+// By token, where a lane has all mixtures of its output dims: gradients of a token's gates, Σ_j `gates`, and of its logits,
+// dπ - π Σ_j dπ, into their tiles. Each is given for the four tiles [16 tokens, 8 columns].
+DEVICE void put_sums_by_token(char* gate_tile, char* logit_tile, int t, const float2_ (&gates)[4], const float2_ (&dpi)[4], const float2_ (&pi)[4],
+                              const Place& p) {
+#pragma unroll
+  for (int b = 0; b < DB; b++) {
+    const int d = p.warp * DPW + b * 8 + p.quad * 2;
+    float gate[2] = {}, sum[2] = {};
+#pragma unroll
+    for (int n = b; n < 4; n += DB)
+#pragma unroll
+      for (int e = 0; e < 2; e++) gate[e] += gates[n].x[e], sum[e] += dpi[n].x[e];
+    store2((TB*)(gate_tile + t * B_ROW) + d, gate[0], gate[1]);
+#pragma unroll
+    for (int n = b; n < 4; n += DB)
+      if (n / DB < J)
+        store2((TB*)(logit_tile + t * BY_TOKEN + n / DB * B_ROW) + d, dpi[n].x[0] - pi[n].x[0] * sum[0], dpi[n].x[1] - pi[n].x[1] * sum[1]);
+  }
+}
+
 // The head, the tokens and the output dims of a block, and the rows of a warp in what is kept; the same for all chunks.
 struct Work {
   i64 block, H, T, head, unit, at;  // unit: sequence and head; at: the lane's column in r and rho

@@ -88,7 +88,7 @@ DEVICE void put_gate_gradients(const Tiles& tiles, const Place& p) {
 #pragma unroll 1
   for (int h = 0; h < 2; h++) {
     const int t = p.row + h * 8;
-    float2_ dz[4], pi[4], last[4];  // all loads before any store
+    float2_ dz[4], pi[4], last[4], gates[4], dpi[4];  // all loads before any store
     float g[DB][2];
 #pragma unroll
     for (int n = 0; n < 4; n++) {
@@ -99,26 +99,14 @@ DEVICE void put_gate_gradients(const Tiles& tiles, const Place& p) {
 #pragma unroll
     for (int b = 0; b < DB; b++) load2((const TB*)(tiles.stage + STAGE_GK + t * B_ROW) + p.warp * DPW + b * 8 + p.quad * 2, g[b][0], g[b][1]);
 #pragma unroll
-    for (int b = 0; b < DB; b++) {
-      const int d = p.warp * DPW + b * 8 + p.quad * 2;
-      float dgate[2] = {}, sum[2] = {}, dpi[JT][2];
+    for (int n = 0; n < 4; n++)
 #pragma unroll
-      for (int i = 0; i < JT; i++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const int n = i * DB + b;
-          const float inverse = inverse_prior(last[n].x[e], pi[n].x[e], g[b][e]);
-          dpi[i][e] = g[b][e] * pi[n].x[e] * inverse * dz[n].x[e];
-          dgate[e] += finite(dz[n].x[e] * ((pi[n].x[e] - last[n].x[e]) * inverse)), sum[e] += dpi[i][e];
-        }
-      store2((TB*)(tiles.stage + STAGE_GK + t * B_ROW) + d, dgate[0], dgate[1]);
-#pragma unroll
-      for (int i = 0; i < JT; i++) {
-        const int n = i * DB + b;
-        if (i < J)
-          store2((TB*)(tiles.stage + STAGE_LK + t * LK_TOKEN + i * B_ROW) + d, dpi[i][0] - pi[n].x[0] * sum[0], dpi[i][1] - pi[n].x[1] * sum[1]);
+      for (int e = 0; e < 2; e++) {
+        const float inverse = inverse_prior(last[n].x[e], pi[n].x[e], g[n % DB][e]);
+        gates[n].x[e] = finite(dz[n].x[e] * ((pi[n].x[e] - last[n].x[e]) * inverse));
+        dpi[n].x[e] = g[n % DB][e] * pi[n].x[e] * inverse * dz[n].x[e];
       }
-    }
+    put_sums_by_token(tiles.stage + STAGE_GK, tiles.stage + STAGE_LK, t, gates, dpi, pi, p);
   }
   sync_warp();
 }

@@ -86,7 +86,7 @@ struct MixOverTime {
 #pragma unroll 1
     for (int h = 0; h < 2; h++) {
       const int t = p.row + h * 8;
-      float2_ a[4], pi[4], last[4];  // all loads before any store
+      float2_ a[4], pi[4], last[4], gates[4], dpi[4];  // all loads before any store
       float g[DB][2];
 #pragma unroll
       for (int n = 0; n < 4; n++) {
@@ -96,25 +96,11 @@ struct MixOverTime {
 #pragma unroll
       for (int b = 0; b < DB; b++) load2((const TB*)(tiles.stage + STAGE_GQ + t * B_ROW) + p.warp * DPW + b * 8 + p.quad * 2, g[b][0], g[b][1]);
 #pragma unroll
-      for (int b = 0; b < DB; b++) {
-        const int d = p.warp * DPW + b * 8 + p.quad * 2;
-        float dg[2] = {}, sum[2] = {};
+      for (int n = 0; n < 4; n++)
 #pragma unroll
-        for (int i = 0; i < JT; i++)
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            const int n = i * DB + b;
-            dg[e] += a[n].x[e] * (pi[n].x[e] - last[n].x[e]), sum[e] += pi[n].x[e] * a[n].x[e];
-          }
-        store2((TB*)(tiles.stage + STAGE_GQ + t * B_ROW) + d, dg[0], dg[1]);
-#pragma unroll
-        for (int i = 0; i < JT; i++) {
-          const int n = i * DB + b;
-          if (i < J)
-            store2((TB*)(tiles.stage + STAGE_LQ + t * BY_TOKEN + i * B_ROW) + d, g[b][0] * pi[n].x[0] * (a[n].x[0] - sum[0]),
-                   g[b][1] * pi[n].x[1] * (a[n].x[1] - sum[1]));
-        }
-      }
+        for (int e = 0; e < 2; e++)
+          gates[n].x[e] = a[n].x[e] * (pi[n].x[e] - last[n].x[e]), dpi[n].x[e] = g[n % DB][e] * pi[n].x[e] * a[n].x[e];
+      put_sums_by_token(tiles.stage + STAGE_GQ, tiles.stage + STAGE_LQ, t, gates, dpi, pi, p);
     }
     sync_warp();
   }
