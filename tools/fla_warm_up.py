@@ -53,7 +53,7 @@ def compile_part(part: int, parts: int, sizes: list[str], length: int) -> None:
     from swila.benchmarks.baselines import FEW_LANES, baseline_inputs, gdn_backward_allowed
     from swila.benchmarks.throughput.contenders import BASELINE, loss_of, make_model
 
-    Autotuner._bench = compiling_a_part(Autotuner._bench, part, parts)  # type: ignore[method-assign]
+    Autotuner._bench = compiling_a_part(Autotuner._bench, part, parts)
     with gdn_backward_allowed():
         operation, call = baseline_inputs("GDN", replace(FEW_LANES[0], B=1, T=length), "cuda")
         operation(**call).sum().backward()

@@ -124,7 +124,7 @@ def answers(process: subprocess.Popen[str], cases: list[str]) -> dict[str, dict[
     """Return what a process printed, by case; stop if it failed."""
     text, _ = process.communicate()
     if process.returncode:
-        raise SystemExit(f"{' '.join(map(str, process.args))} failed")  # type: ignore[arg-type]
+        raise SystemExit(f"{process.args} failed")
     return dict(zip(cases, map(json.loads, text.splitlines()), strict=True))
 
 

@@ -16,8 +16,8 @@ constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS), WITH_SOLVERS = NT + 32
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
-// The temporal substitution of a whole chunk does not fit into the instruction cache beside the products; in two parts by the same
-// code it does, which pays for what it computes in vain with two warps of products, not with more or fewer.
+// With two warps of products the temporal substitution has a scheduler, and its instruction cache, to itself: in two parts by the same
+// code a chunk fits into it, at the price of what is computed in vain.
 constexpr int PARTS = KEY_GATE && NW == 2 ? 2 : 1, PART = C / PARTS;
 constexpr int GRAMS = 2 * 32 * 16 + C * C * 4 + (C - PART) * 4;  // of a chunk: operands P and X as registers, A as floats, padding
 constexpr int MIX = C * VB * JP * 4;
