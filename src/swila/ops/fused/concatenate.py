@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from swila.ops.fused.layout import STRIDED
+
 _library = torch.library.Library("swila", "FRAGMENT")
-_library.define("concatenate_again(Tensor[] weights, int spare, ScalarType dtype) -> Tensor")
+_library.define("concatenate_again(Tensor[] weights, int spare, ScalarType dtype) -> Tensor", tags=STRIDED)
 
 
 def concatenate(weights: Sequence[Tensor], spare: int, dtype: torch.dtype) -> Tensor:

@@ -7,11 +7,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
+from swila.ops.fused.layout import STRIDED
 
 MOST_RANK = 128
 
 _library = torch.library.Library("swila", "FRAGMENT")
-_library.define("expand(Tensor low, Tensor up, bool sigmoid) -> Tensor")
+_library.define("expand(Tensor low, Tensor up, bool sigmoid) -> Tensor", tags=STRIDED)
 _expand_op = torch.ops.swila.expand.default
 
 

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
+from swila.ops.fused.layout import STRIDED
 
 LARGEST = 8192  # last dimension that a program of the kernels holds
 PROGRAMS = 528  # parts of the rows in the backward pass; four for each multiprocessor of an H100 or H200
@@ -27,12 +28,17 @@ _library = torch.library.Library("swila", "FRAGMENT")
 # ``again`` marks the recomputation in a backward pass: without it, compilers would merge it with the forward pass and
 # keep its result.
 _library.define(
-    "rms_norm(Tensor x, Tensor weight, Tensor? gate, str activation, float eps, ScalarType dtype, bool again) -> Tensor"
+    "rms_norm(Tensor x, Tensor weight, Tensor? gate, str activation, float eps, ScalarType dtype, bool again) "
+    "-> Tensor",
+    tags=STRIDED,
 )
-_library.define("add_rms_norm(Tensor x, Tensor y, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)")
+_library.define(
+    "add_rms_norm(Tensor x, Tensor y, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)", tags=STRIDED
+)
 _library.define(
     "rms_norm_backward(Tensor x, Tensor weight, Tensor? gate, str activation, float eps, Tensor grad, Tensor? grad_x) "
-    "-> (Tensor, Tensor, Tensor)"
+    "-> (Tensor, Tensor, Tensor)",
+    tags=STRIDED,
 )
 
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
 from swila.ops.fused.gradients import call_gradients, once_differentiable
+from swila.ops.fused.layout import STRIDED
 from swila.ops.fused.sequences import sequences
 
 EPS = 1e-6
@@ -17,8 +18,8 @@ _ELEMENTS = 4096  # of a program's block
 
 _library = torch.library.Library("swila", "FRAGMENT")
 _CALL = "Tensor x, Tensor weight, Tensor? bias, Tensor? state, Tensor? cu_seqlens, bool silu, int head_dim"
-_library.define(f"short_conv({_CALL}) -> Tensor")
-_library.define(f"short_conv_backward(Tensor grad, {_CALL}) -> Tensor[]")
+_library.define(f"short_conv({_CALL}) -> Tensor", tags=STRIDED)
+_library.define(f"short_conv_backward(Tensor grad, {_CALL}) -> Tensor[]", tags=STRIDED)
 _forward_op = torch.ops.swila.short_conv.default
 _backward_op = torch.ops.swila.short_conv_backward.default
 

@@ -18,14 +18,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
+from swila.ops.fused.layout import STRIDED
 from swila.ops.fused.rms_norm import rows_of
 
 ROWS, BLOCK = 4, 512  # tile of a program
 
 _library = torch.library.Library("swila", "FRAGMENT")
-_library.define("swiglu(Tensor gate, Tensor up) -> Tensor")
-_library.define("swiglu_backward(Tensor gate, Tensor up, Tensor grad) -> Tensor")
-_library.define("swiglu_backward_and_product(Tensor gate, Tensor up, Tensor grad) -> (Tensor, Tensor)")
+_library.define("swiglu(Tensor gate, Tensor up) -> Tensor", tags=STRIDED)
+_library.define("swiglu_backward(Tensor gate, Tensor up, Tensor grad) -> Tensor", tags=STRIDED)
+_library.define("swiglu_backward_and_product(Tensor gate, Tensor up, Tensor grad) -> (Tensor, Tensor)", tags=STRIDED)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

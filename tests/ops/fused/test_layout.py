@@ -1,0 +1,80 @@
+"""Operators of fused pieces take operands with any strides, as their tag promises torch.compile."""
+
+import pytest
+import torch
+
+import swila.ops.fused.concatenate
+import swila.ops.fused.expand
+import swila.ops.fused.rms_norm
+import swila.ops.fused.short_conv
+import swila.ops.fused.swiglu  # noqa: F401 (the operators are registered)
+from swila.ops.fused.choice import use_fused
+
+ops = torch.ops.swila
+F32 = torch.float32
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    with use_fused(True):
+        yield
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def bounds():
+    return torch.tensor([0, 4, 15])
+
+
+CALLS = {
+    "rms_norm": lambda: (drawn(3, 5, 24), drawn(24), drawn(3, 5, 24, seed=1), "silu", 1e-2, F32, False),
+    "add_rms_norm": lambda: (drawn(3, 5, 24), drawn(3, 5, 24, seed=1), drawn(24), 1e-2, F32),
+    "rms_norm_backward": lambda: (
+        drawn(3, 5, 24), drawn(24), drawn(3, 5, 24, seed=1), "silu", 1e-2, drawn(3, 5, 24, seed=2), drawn(3, 5, 24),
+    ),
+    "swiglu": lambda: (drawn(3, 5, 24), drawn(3, 5, 24, seed=1)),
+    "swiglu_backward": lambda: (drawn(3, 5, 24), drawn(3, 5, 24, seed=1), drawn(3, 5, 24, seed=2)),
+    "swiglu_backward_and_product": lambda: (drawn(3, 5, 24), drawn(3, 5, 24, seed=1), drawn(3, 5, 24, seed=2)),
+    "short_conv": lambda: (drawn(1, 15, 32), drawn(32, 4), None, drawn(2, 3, 32, seed=1), bounds(), True, 16),
+    "short_conv_backward": lambda: (
+        drawn(1, 15, 32, seed=2), drawn(1, 15, 32), drawn(32, 4), None, drawn(2, 3, 32, seed=1), bounds(), True, 16,
+    ),
+    "expand": lambda: (drawn(3, 5, 16), drawn(48, 16), True),
+    "concatenate_again": lambda: ([drawn(8, 16), drawn(24, 16, seed=1)], 4, F32),
+}  # fmt: skip
+
+
+def padded(t):
+    """The same values in rows that are further apart."""
+    wide = t.new_full((*t.shape[:-1], t.shape[-1] + 8), torch.nan if t.is_floating_point() else -1)
+    wide[..., : t.shape[-1]] = t
+    return wide[..., : t.shape[-1]]
+
+
+def turned(t):
+    """The same values with the first dimension innermost."""
+    return t.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+def changed(argument, change):
+    if isinstance(argument, list):
+        return [changed(part, change) for part in argument]
+    return change(argument) if isinstance(argument, torch.Tensor) else argument
+
+
+@pytest.mark.parametrize("change", [padded, turned])
+@pytest.mark.parametrize("name", CALLS)
+def test_any_strides(name, change, device):
+    given = changed(CALLS[name](), lambda t: t.to(device))
+    found = getattr(ops, name)(*changed(given, change))
+    expected = getattr(ops, name)(*given)
+    for a, b in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        assert a.stride() == b.stride()  # what the compiler was told
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_compiler_makes_no_copies_before(name):
+    assert torch.Tag.flexible_layout in getattr(ops, name).default.tags
