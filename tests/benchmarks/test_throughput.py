@@ -267,13 +267,14 @@ GENERATION = generation.Setting("tiny", "cpu", torch.float32, prompt=6, new=4, c
 
 
 def test_generation_counts_new_tokens_over_the_whole_call(monkeypatch):
-    clock = iter([0.0, 5.0, 9.0, 10.0, 11.0, 14.0, 20.0, 23.0, 30.0])
+    clock = iter([0.0, 5.0, 9.0, 9.0, 9.5, 9.9, 10.0, 11.0, 14.0, 20.0, 23.0, 30.0])
     monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     model = contenders.make_model("swila", "tiny", "cpu", torch.float32).eval()
     row = generation.measure(model, 3, GENERATION)  # calls of 4 and 10 s, with prompts of 1 and 3 s
     assert (row["call_ms"], row["prompt_ms"], row["step_ms"]) == (7000, 2000, 5000 / 4)
     assert row["tokens_per_second"] == 3 * 4 / 7
     assert row["turns_ms"] == [4000, 10000]
+    assert GENERATION.warm_up == 2, "a graph for the prompts is captured in the second call"
 
 
 @pytest.fixture

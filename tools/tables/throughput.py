@@ -10,7 +10,7 @@ from tools.tables.markdown import markdown
 
 from swila.benchmarks.baselines import OURS
 from swila.benchmarks.throughput.contenders import BASELINE, MODELS
-from swila.benchmarks.throughput.figures import shown
+from swila.benchmarks.throughput.figures import calls, shown
 from swila.benchmarks.throughput.training import ratio
 from swila.models.language.presets import ARCHITECTURES
 
@@ -138,8 +138,8 @@ def generation_throughput_table(record: dict[str, Any], image: str | None = None
             ["peak GB", *headings],
             table(lambda row: f"{row['peak_bytes'] / 1e9:.1f}"),
             f"Models of {record['size'].upper()}, weights in {record['dtype']}, prompts of {record['prompt']:,} "
-            f"tokens, {record['new']} tokens generated greedily; means of {record['calls']} calls of `swila.generate` "
-            "after one other. Throughput is over the time of the whole call, reading the prompts included; in brackets "
+            f"tokens, {record['new']} tokens generated greedily; means of {calls(record)}. "
+            "Throughput is over the time of the whole call, reading the prompts included; in brackets "
             "SwiLA over our GDN, bold where it is slower. Batches after the first that is out of memory are left out. "
             f"{_floors(rows)}{conditions(record)}.",
         ),

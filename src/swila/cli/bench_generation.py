@@ -43,7 +43,7 @@ def generation(
 
     The models are transformer, gdn, hybrid-gdn, swila, temporal-swila and hybrid-temporal-swila. A call of
     swila.generate reads the prompts and generates greedily; throughput counts the generated tokens over the time of the
-    whole call, the mean of three after one that is not timed. Batches grow until one does not fit. The results are
+    whole call, the mean of three after two that are not timed. Batches grow until one does not fit. The results are
     written after every case, and a later call with the same settings adds the cases that are missing. A model is timed
     only if its tiny version generates the tokens of transformers' generate; the exit status is 1 otherwise.
     """
@@ -77,6 +77,7 @@ def generation(
             "prompt": prompt,
             "new": new,
             "calls": setting.calls,
+            "warm_up": setting.warm_up,
         }
         results = Results(path, about, environment(), KEYS, fresh)
         with console.status("starting") as status:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, DecoderSpec, rounded_up
 from swila.generation.guard import as_count, as_seed, check_model, check_state, evaluating
+from swila.generation.prompt_graphs import release_graphs
 from swila.generation.prompts import Prompts, as_rows, prefill
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
@@ -58,7 +59,7 @@ def generate(
 ) -> Generation:
     """Generate continuations of prompts. On a GPU, a decode step is one replay of a CUDA graph with the state in place.
 
-    Prompts may differ in length; each is continued as if it were alone. The graph and its buffers are kept with the
+    Prompts may differ in length; each is continued as if it were alone. Graphs and their buffers are kept with the
     model and reused by later calls of the same shape. Calls from several threads take turns on a GPU.
 
     Args:
@@ -152,6 +153,7 @@ def _text(tokenizer: Any, before: list[int], tokens: list[int]) -> str:
 def release(model: Any) -> None:
     """Free the buffers and graphs that are kept with a model."""
     _decoders.pop(model, None)
+    release_graphs(model)
 
 
 def stop_tokens(model: Any, stop: int | Sequence[int] | None = None) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swila.generation.fingerprint import weights_fingerprint
 from swila.generation.guard import as_count, check_model, check_state, evaluating
+from swila.generation.prompt_graphs import prompt_graphs
 from swila.generation.state import GenerationState
 from swila.layers import Cache
 from swila.layers.cache import join_rows
@@ -122,7 +123,9 @@ def prefill(
     """Process prompts and return the state after them.
 
     Long prompts are processed in chunks, so that memory does not grow with their length (except for keys and values of
-    attention). Models with attention read many rows in groups, each at once.
+    attention). Models with attention read many rows in groups, each at once. On a GPU, up to 8 short prompts of a
+    recurrent model are read by a replay of a CUDA graph, from the second pass of a form on; see
+    :mod:`swila.generation.prompt_graphs`.
 
     Args:
         model: A :class:`swila.SwiLAForCausalLM`.
@@ -210,9 +213,14 @@ def _read(model: Any, rows: Rows, cache: Cache, hidden: Tensor | None, chunk_siz
     """
     longest, shortest, device = max(rows.lengths), min(rows.lengths), model.device
     lengths = torch.tensor(rows.lengths, dtype=torch.long, device="cpu")
+    graphs = prompt_graphs(model)
     for start in range(0, longest, chunk_size):
         end = min(start + chunk_size, longest)
         ids = rows.ids[:, start:end].to(device, non_blocking=True)
+        if graphs is not None and graphs.fits(counts := (lengths - start).clamp(0, end - start).tolist()):
+            hidden = graphs.read([row[:count] for row, count in zip(ids, counts, strict=True)], cache)
+            yield hidden, end
+            continue
         if shortest >= end:
             out = model.model(ids, past_key_values=cache, use_cache=True, return_dict=True)
             hidden = out.last_hidden_state[:, -1].clone()  # a view would keep all of them

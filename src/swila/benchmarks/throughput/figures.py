@@ -27,6 +27,12 @@ def draw(record: dict[str, Any], out: Path) -> list[list[Path]]:
     return [_training(record, out) if record["benchmark"] == KINDS[0] else _generation(record, out)]
 
 
+def calls(record: dict[str, Any]) -> str:
+    """Return how many calls of generation were timed, and after how many others."""
+    before = record.get("warm_up", 1)  # in files that do not say
+    return f"{record['calls']} calls of swila.generate after {before} {'other' if before == 1 else 'others'}"
+
+
 def shown(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows that figures and tables show: of a model the compiled ones, if it has any."""
     rows = record["rows"]
@@ -59,7 +65,7 @@ def _generation(record: dict[str, Any], out: Path) -> list[Path]:
     )
     legend = [
         "throughput: generated tokens over the time of the whole call, reading the prompts included",
-        f"mean of {record['calls']} calls after one other",
+        f"mean of {calls(record)}",
         f"weights in {record['dtype']}",
     ]
     path = out / "throughput-generation.png"

@@ -23,6 +23,7 @@ from swila.training.compilation import compiling
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 PROMPT, NEW = 2048, 128
 CALLS = 3
+WARM_UP = 2  # prompts are captured in a graph in the second call
 KEYS = ("model", "batch", "compiled")
 LARGEST_FORWARD = 64  # sequences of the forward that reading prompts is compared with
 
@@ -38,6 +39,7 @@ class Setting(NamedTuple):
         new: Tokens to generate for each prompt.
         compiled: Whether the decode step is compiled.
         calls: Number of timed calls.
+        warm_up: Number of calls before them.
     """
 
     size: str
@@ -47,6 +49,7 @@ class Setting(NamedTuple):
     new: int = NEW
     compiled: bool = True
     calls: int = CALLS
+    warm_up: int = WARM_UP
 
 
 def benchmark(
@@ -169,7 +172,8 @@ def measure(model: Any, batch: int, setting: Setting) -> dict[str, Any]:
     """
     device = setting.device
     prompts = _prompts(model, batch, setting)
-    call(model, prompts, setting)
+    for _ in range(setting.warm_up):
+        call(model, prompts, setting)
     synchronize(device)
     forget_peak(device)
     turns = [call(model, prompts, setting) for _ in range(setting.calls)]
