@@ -13,7 +13,7 @@ from language_models import NAMES, tiny, tokens, tolerance
 from swila import generate, prefill
 from swila.generation import prompt_graphs, release
 from swila.generation.prompt_graphs import MOST_ROWS, MOST_TOKENS, PassForm, PromptPass, only_launches, rounded_up
-from swila.layers import capture
+from swila.layers import Cache, capture
 from swila.layers.capture import problem
 from swila.ops import backends, set_value_checks
 from swila.ops.fused.choice import use_fused
@@ -125,6 +125,9 @@ def test_results_are_copies(replayed):
     assert len(replayed) == 1
     for found, wanted in zip(states, expected, strict=True):
         assert_same(found, wanted)
+    with torch.no_grad():
+        one, two = (prompt_graphs._graphs[model].read([tokens(11), tokens(n)], Cache()) for n in (1, 2))
+    assert not torch.equal(one[1], two[1])
 
 
 def test_a_form_is_captured_at_its_second_use(replayed):
