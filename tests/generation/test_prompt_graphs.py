@@ -47,7 +47,7 @@ def replayed(forms, monkeypatch):
                 to.copy_(result)
             one.hidden, one.after = self.written
 
-    def note(one, pool):
+    def note(one, *where):
         captured.append(one.form)
         one.graph = Replay(one)
 
@@ -155,7 +155,7 @@ def test_the_computation_is_freed_before_it_is_captured(forms):
 
 
 def test_a_capture_that_fails(replayed, monkeypatch):
-    def fail(one, pool):
+    def fail(one, *where):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(PromptPass, "capture", fail)

@@ -73,6 +73,7 @@ class Decoder:
         self.stop = torch.tensor(spec.stop, dtype=torch.long, device=self.device)
         self.generator = torch.Generator(self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.stream: torch.cuda.Stream | None = None  # of captures
 
     @property
     def model(self) -> Any:
@@ -209,9 +210,11 @@ class Decoder:
                     self.at.zero_()
                     self._decode(bound)
             torch.cuda.current_stream().wait_stream(stream)
+            if self.stream is None:
+                self.stream = torch.cuda.Stream()  # torch's own is on the device of the process's first capture
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.generator)
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=self.stream):
                 self._decode(bound)
         finally:
             torch.set_autocast_cache_enabled(cached)

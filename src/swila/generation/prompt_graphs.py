@@ -94,22 +94,17 @@ class PromptPass:
         else:
             self._compute()
 
-    def capture(self, pool: Any) -> None:
-        """Capture the computation in a graph.
+    def capture(self, pool: Any, stream: torch.cuda.Stream) -> None:
+        """Capture the computation in a graph; it must have run once, so that kernels are compiled.
 
         Args:
             pool: Memory pool of the graphs of a model: their passes take turns, and results are copied.
+            stream: Stream that serves captures alone, on the model's device.
         """
-        self.forget()
         graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._compute()  # what is made at the first use of a stream
-                self.forget()
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            here = torch.cuda.stream(torch.cuda.current_stream())  # to which a capture that fails must return
+            with here, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._compute()
         self.graph = graph
 
@@ -149,8 +144,10 @@ class PromptGraphs:
         self._model = weakref.ref(model)
         self.weights = addresses(model)
         self.passes: OrderedDict[PassForm, PromptPass] = OrderedDict()
-        self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-        self.captures = model.device.type == "cuda"
+        self.on_gpu = self.captures = model.device.type == "cuda"
+        self.pool: Any = None
+        self.stream: Any = None
+        self.read_last: torch.cuda.Event | None = None
 
     def fits(self, counts: Sequence[int]) -> bool:
         """Return whether a pass over so many tokens of each row is small enough; each row must have one."""
@@ -164,25 +161,33 @@ class PromptGraphs:
             cache: Cache of the rows, empty in the first pass. It grows by the longest ``T_i``.
         """
         total = sum(len(row) for row in ids)
-        model, past = self._model(), cache if len(cache) else None
+        model: Any = self._model()
+        past = cache if len(cache) else None
         capacity = rounded_up(total)
         form = PassForm(len(ids), capacity, capacity > total, _dtypes(past))
         known = self.passes.pop(form, None)
         one = PromptPass(model, form, past) if known is None else known
+        if self.read_last is not None:
+            torch.cuda.current_stream(model.device).wait_event(self.read_last)  # a caller may have streams of its own
         one.load(ids, past)
         if self.captures and one.uses == 1:
             self._capture(one)
         one.run()
         hidden = one.results(cache, max(len(row) for row in ids))
         one.forget()
+        if self.on_gpu:
+            self.read_last = torch.cuda.current_stream(model.device).record_event(self.read_last)
         self.passes[form] = one
         if len(self.passes) > MOST_GRAPHS:
             self.passes.popitem(last=False)
         return hidden
 
     def _capture(self, one: PromptPass) -> None:
+        if self.on_gpu and all(other.graph is None for other in self.passes.values()):
+            self.pool = torch.cuda.graph_pool_handle()  # a pool is gone with its last graph
+            self.stream = torch.cuda.Stream(one.device)
         try:
-            one.capture(self.pool)
+            one.capture(self.pool, self.stream)
         except RuntimeError as error:
             self.captures = False
             warnings.warn(f"prompts are read without CUDA graphs, because a capture failed: {error}", stacklevel=2)
