@@ -68,7 +68,7 @@ def test_prompts_are_replayed(name, lengths, monkeypatch):
 
     monkeypatch.setattr(PromptGraphs, "read", watched)
     first, second, _, again = (prefill(model, prompts) for prompts in (rows, rows, other, rows))
-    launches = prompt_graphs.only_launches(model)
+    launches = prompt_graphs.is_capturable(model)
     assert launches == (not model.model.attends and "mom" not in name)
     assert len(modes) == (0 if launches else 4)
     for state in (second, again):

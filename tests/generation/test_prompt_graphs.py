@@ -12,8 +12,10 @@ import torch
 from language_models import NAMES, tiny, tokens, tolerance
 from swila import generate, prefill
 from swila.generation import prompt_graphs, release
-from swila.generation.prompt_graphs import MOST_ROWS, MOST_TOKENS, PassForm, PromptPass, only_launches, rounded_up
+from swila.generation.decoder import rounded_up
+from swila.generation.prompt_graphs import MOST_ROWS, MOST_TOKENS, ROUNDING, PassForm, PromptPass, is_capturable
 from swila.layers import Cache, capture
+from swila.layers.cache import tensors
 from swila.layers.capture import problem
 from swila.ops import backends, set_value_checks
 from swila.ops.fused.choice import use_fused
@@ -25,7 +27,7 @@ RECURRENT = ("swila", "temporal-swila", "gated-swila", "gated-temporal-swila", "
 def forms(monkeypatch):
     """Any model is read in packed passes, on any device."""
     monkeypatch.setattr(prompt_graphs, "_served", lambda model: True)
-    monkeypatch.setattr(prompt_graphs, "only_launches", lambda model: True)
+    monkeypatch.setattr(prompt_graphs, "is_capturable", lambda model: True)
     return lambda model: list(prompt_graphs._graphs[model].passes)
 
 
@@ -42,10 +44,10 @@ def replayed(forms, monkeypatch):
             one = self.one()
             one._compute()
             if self.written is None:
-                self.written = one.hidden, one.after
-            for to, result in zip(_tensors(self.written), _tensors((one.hidden, one.after)), strict=True):
+                self.written = one.hidden, tuple(one.after)
+            for to, result in zip(tensors(self.written), tensors((one.hidden, tuple(one.after))), strict=True):
                 to.copy_(result)
-            one.hidden, one.after = self.written
+            one.hidden, one.after = self.written[0], list(self.written[1])
 
     def note(one, *where):
         captured.append(one.form)
@@ -84,7 +86,7 @@ def test_states_are_those_of_a_pass_over_each_row(name, forms):
     for lengths in ([20], [64], [1], [7, 64, 3], [60, 4], [33] * 8):
         rows = [tokens(n, seed=n + 7 * i).tolist() for i, n in enumerate(lengths)]
         found = prefill(model, rows)
-        assert forms(model)[-1][:3] == (len(rows), rounded_up(sum(lengths)), sum(lengths) % 64 != 0)
+        assert forms(model)[-1][:3] == (len(rows), rounded_up(sum(lengths), *ROUNDING), sum(lengths) % 64 != 0)
         assert_same(found, as_before(model, rows))
         out = generate(model, state=found, max_new_tokens=3, stop=(), return_state=True)
         expected = generate(model, state=as_before(model, rows), max_new_tokens=3, stop=(), return_state=True)
@@ -98,21 +100,14 @@ def test_passes_that_continue(name, replayed, forms):
     rows = [tokens(n, seed=n).tolist() for n in (50, 41, 42)]
     for turn in range(3):
         state = as_before(model, [[turn + 1, 2], [3], [4, turn + 5, 6]])
-        kept = [t.clone() for i in range(2) for t in _tensors(state.cache[i])]
+        kept = [t.clone() for i in range(2) for t in tensors(state.cache[i])]
         found = prefill(model, rows, state=state, chunk_size=20)
         assert_same(found, as_before(model, rows, state=state, chunk_size=20))
-        assert all(map(torch.equal, kept, [t for i in range(2) for t in _tensors(state.cache[i])]))
+        assert all(map(torch.equal, kept, [t for i in range(2) for t in tensors(state.cache[i])]))
         assert replayed == [PassForm(3, 64, True, forms(model)[0].dtypes)]  # at the second chunk of the first turn
     assert forms(model)[0].dtypes is not None
     one = prefill(model, [5, 6])
     assert_same(prefill(model, rows, state=one), as_before(model, rows, state=one))
-
-
-def _tensors(tree):
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
-    return [t for part in parts for t in _tensors(part)]
 
 
 def test_results_are_copies(replayed):
@@ -223,14 +218,14 @@ def test_inference_mode(replayed):
 @pytest.mark.parametrize("tokens_given", [1, 63, 64, 65, 511, 512, 513, 1025, 2048, 2049, 8191, 8192])
 def test_room(tokens_given):
     """Less than 64 more tokens, or at most a quarter more; what is rounded is a multiple of 64 and stays as it is."""
-    room = rounded_up(tokens_given)
+    room = rounded_up(tokens_given, *ROUNDING)
     assert tokens_given <= room < max(tokens_given + 64, 1.25 * tokens_given + 1)
     assert room % 64 == 0
-    assert rounded_up(room) == room
+    assert rounded_up(room, *ROUNDING) == room
 
 
 def test_few_forms_serve_all_lengths():
-    assert len({rounded_up(n) for n in range(1, MOST_TOKENS + 1)}) <= 24
+    assert len({rounded_up(n, *ROUNDING) for n in range(1, MOST_TOKENS + 1)}) <= 24
 
 
 @pytest.fixture
@@ -239,27 +234,27 @@ def launching(monkeypatch):
     monkeypatch.setattr(capture, "values_are_checked", lambda device: False)
 
     def choose(name, call):
-        return replace(backends.choose_backend(name, call), reads_on_device=True)
+        return replace(backends.choose_backend(name, call), capturable=True)
 
     monkeypatch.setattr(capture, "choose_backend", choose)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_which_models_only_launch(name, launching):
-    assert only_launches(tiny(name, num_hidden_layers=4 if "hybrid" in name else 2)) == (name in RECURRENT)
+    assert is_capturable(tiny(name, num_hidden_layers=4 if "hybrid" in name else 2)) == (name in RECURRENT)
 
 
 def test_what_a_backend_or_checks_read(monkeypatch):
     model = tiny("swila", num_hidden_layers=1).cpu()
-    assert not only_launches(model)  # values are checked on a CPU, and its backends read bounds
+    assert not is_capturable(model)  # values are checked on a CPU, and its backends read bounds
     monkeypatch.setattr(capture, "values_are_checked", lambda device: False)
-    assert not only_launches(model)
+    assert not is_capturable(model)
     monkeypatch.undo()
     monkeypatch.setattr(capture, "choose_backend", lambda name, call: backends.get_backend("cuda"))
-    assert not only_launches(model)
+    assert not is_capturable(model)
     set_value_checks("never")
     try:
-        assert only_launches(model)
+        assert is_capturable(model)
     finally:
         set_value_checks("cpu")
 
@@ -314,9 +309,9 @@ def _elsewhere(model):
 )
 def test_models_that_do_more_than_launch(change, launching):
     model = tiny("swila", num_hidden_layers=2)
-    assert only_launches(model)
+    assert is_capturable(model)
     change(model)
-    assert not only_launches(model)
+    assert not is_capturable(model)
 
 
 def test_where_models_are_served(device, monkeypatch):

@@ -73,7 +73,8 @@ class Decoder:
         self.stop = torch.tensor(spec.stop, dtype=torch.long, device=self.device)
         self.generator = torch.Generator(self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.stream: torch.cuda.Stream | None = None  # of captures
+        # of captures: torch's own is on the device of the process's first capture
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     @property
     def model(self) -> Any:
@@ -210,8 +211,6 @@ class Decoder:
                     self.at.zero_()
                     self._decode(bound)
             torch.cuda.current_stream().wait_stream(stream)
-            if self.stream is None:
-                self.stream = torch.cuda.Stream()  # torch's own is on the device of the process's first capture
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.generator)
             with torch.cuda.graph(graph, stream=self.stream):
@@ -260,9 +259,15 @@ class HostCopy:
         return bool(self.done.all())
 
 
-def rounded_up(length: int) -> int:
-    """Round a number of tokens up, by less than 256 or an eighth of it, so that few graphs cover all lengths."""
-    step = max(256, 1 << max(length.bit_length() - 4, 0))
+def rounded_up(length: int, least: int = 256, part: int = 8) -> int:
+    """Round a number of tokens up, so that few graphs cover all lengths.
+
+    Args:
+        length: Number of tokens.
+        least: The result is a multiple of it, a power of two.
+        part: The result is less than ``least`` or ``length / part`` larger; a power of two.
+    """
+    step = max(least, (1 << length.bit_length()) // (2 * part))
     return -(-length // step) * step
 
 

@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from swila.generation.decoder import addresses
+from swila.generation.decoder import addresses, rounded_up
 from swila.layers import Cache
-from swila.layers.cache import LayerState, map_tensors
+from swila.layers.cache import LayerState, map_tensors, tensors
 from swila.layers.capture import capturable
 from swila.ops.fused.choice import serves
 from swila.ops.fused.modules import is_plain, is_tensor
@@ -29,6 +29,7 @@ from swila.ops.fused.modules import is_plain, is_tensor
 MOST_TOKENS = 8192  # of a pass; larger ones keep the device busy
 MOST_ROWS = 8  # a graph has memory for the states of its rows
 MOST_GRAPHS = 16  # of a model; the one that was not used for longest is freed
+ROUNDING = (64, 4)  # of the number of tokens: see rounded_up
 PLAIN = ("swila.", "torch.nn.modules.")  # where the classes are whose modules only compute
 
 _graphs: WeakKeyDictionary[Any, PromptGraphs] = WeakKeyDictionary()
@@ -163,8 +164,9 @@ class PromptGraphs:
         total = sum(len(row) for row in ids)
         model: Any = self._model()
         past = cache if len(cache) else None
-        capacity = rounded_up(total)
-        form = PassForm(len(ids), capacity, capacity > total, _dtypes(past))
+        capacity = rounded_up(total, *ROUNDING)
+        dtypes = None if past is None else tuple(t.dtype for i in range(len(past)) for t in tensors(past[i]))
+        form = PassForm(len(ids), capacity, capacity > total, dtypes)
         known = self.passes.pop(form, None)
         one = PromptPass(model, form, past) if known is None else known
         if self.read_last is not None:
@@ -196,9 +198,9 @@ class PromptGraphs:
 def prompt_graphs(model: Any) -> PromptGraphs | None:
     """Return the graphs of a model in evaluation, or None where its passes cannot be captured.
 
-    They can on a GPU where fused kernels serve the model, without autocast, if :func:`only_launches`.
+    They can on a GPU where fused kernels serve the model, without autocast, if :func:`is_capturable`.
     """
-    if not _served(model) or not only_launches(model):
+    if not _served(model) or not is_capturable(model):
         return None
     known = _graphs.get(model)
     if known is None or known.weights != addresses(model):
@@ -216,7 +218,7 @@ def _served(model: Any) -> bool:
     return kind == "cuda" and not torch.is_autocast_enabled(kind) and serves(model.model.norm.weight)
 
 
-def only_launches(model: Any) -> bool:
+def is_capturable(model: Any) -> bool:
     """Return whether a pass over packed sequences does no more than launch kernels, so that it can be replayed.
 
     All modules must be those of this package and of torch, without hooks and not compiled, on one device.
@@ -229,22 +231,3 @@ def only_launches(model: Any) -> bool:
     if not all(is_tensor(p) and p.device == device for p in inner.parameters()):
         return False
     return all(capturable(layer.mixer, device, inner.norm.weight.dtype) for layer in inner.layers)
-
-
-def _dtypes(past: Cache | None) -> tuple[torch.dtype, ...] | None:
-    if past is None:
-        return None
-    found: list[torch.dtype] = []
-
-    def note(t: Tensor) -> Tensor:
-        found.append(t.dtype)
-        return t
-
-    past.map(note)
-    return tuple(found)
-
-
-def rounded_up(tokens: int) -> int:
-    """Round a number of tokens up to a multiple of 64, or of a quarter of the power of two below it."""
-    step = max(64, (1 << tokens.bit_length()) >> 3)
-    return -(-tokens // step) * step

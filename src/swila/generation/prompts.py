@@ -217,15 +217,16 @@ def _read(model: Any, rows: Rows, cache: Cache, hidden: Tensor | None, chunk_siz
     for start in range(0, longest, chunk_size):
         end = min(start + chunk_size, longest)
         ids = rows.ids[:, start:end].to(device, non_blocking=True)
-        if graphs is not None and graphs.fits(counts := (lengths - start).clamp(0, end - start).tolist()):
-            hidden = graphs.read([row[:count] for row, count in zip(ids, counts, strict=True)], cache)
+        here = (lengths - start).clamp(0, end - start)
+        if graphs is not None and graphs.fits(here.tolist()):
+            hidden = graphs.read([row[:count] for row, count in zip(ids, here.tolist(), strict=True)], cache)
             yield hidden, end
             continue
         if shortest >= end:
             out = model.model(ids, past_key_values=cache, use_cache=True, return_dict=True)
             hidden = out.last_hidden_state[:, -1].clone()  # a view would keep all of them
         else:
-            here = (lengths - start).clamp(0, end - start).to(device)
+            here = here.to(device)
             mask = (torch.arange(end - start, device=device) < here.unsqueeze(1)).long()
             out = model.model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True)
             last = out.last_hidden_state[torch.arange(len(here), device=device), (here - 1).clamp_min(0)]

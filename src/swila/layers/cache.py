@@ -158,6 +158,18 @@ def map_tensors(function: Callable[..., Tensor], *trees: Any) -> Any:
     return first
 
 
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors of nested dicts and tuples, in order."""
+    found: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        found.append(t)
+        return t
+
+    map_tensors(note, tree)
+    return found
+
+
 def check_cache(past_key_values: Any) -> None:
     """Raise ValueError unless this is a :class:`Cache` or has the methods of flash-linear-attention's cache."""
     if isinstance(past_key_values, Cache):
@@ -214,10 +226,7 @@ def _describe(shapes: tuple[Shape, ...] | None) -> str:
 
 def batch_size(state: LayerState) -> int:
     """Return the batch size of a state."""
-    parts: Any = tuple(state.values())
-    while not isinstance(parts, Tensor):
-        parts = next(part for part in parts if part is not None)
-    return parts.shape[0]
+    return tensors(state)[0].shape[0]
 
 
 def merge_rows(old: Any, new: Any, rows: Tensor) -> Any:

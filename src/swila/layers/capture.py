@@ -31,7 +31,7 @@ def capturable(mixer: SequenceMixer, device: torch.device, dtype: torch.dtype) -
     if isinstance(layer, SwiLA) and (layer.track_routing or layer._change is not None):
         return False
     try:
-        return choose_backend(layer.backend, problem(layer, device, dtype)).reads_on_device
+        return choose_backend(layer.backend, problem(layer, device, dtype)).capturable
     except ValueError:  # of another library, which may read on the host; or none serves, which the call will say
         return False
 

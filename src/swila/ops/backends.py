@@ -48,8 +48,8 @@ class Backend:
         step_has_gradients: Whether autograd can trace ``step``.
         unusable: Returns why the backend cannot run on this machine, or None.
         refuses: Returns why the backend cannot serve a problem, or None.
-        reads_on_device: Whether a forward without gradients launches kernels and does no more, also on packed
-            sequences: the host does not read from the device, so that it can be captured in a CUDA graph.
+        capturable: Whether a CUDA graph can capture a forward without gradients, also on packed sequences: the host
+            launches kernels, and does not read from the device.
         slow_on_gpu: Whether ``auto`` warns once when it has to choose this backend for a GPU.
         operand_bits: Returns the significand bits of the operands of matrix products for a dtype of q, or None for full
             precision.
@@ -67,7 +67,7 @@ class Backend:
     step_has_gradients: bool = True
     unusable: Callable[[], str | None] = _no_objection
     refuses: Callable[[Problem], str | None] = _no_objection
-    reads_on_device: bool = False
+    capturable: bool = False
     slow_on_gpu: bool = False
     operand_bits: Callable[[torch.dtype], int | None] = _no_objection
 

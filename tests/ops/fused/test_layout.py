@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-import swila.ops.fused.concatenate
-import swila.ops.fused.expand
-import swila.ops.fused.rms_norm
-import swila.ops.fused.short_conv
-import swila.ops.fused.swiglu  # noqa: F401 (the operators are registered)
+from swila.ops.fused import concatenate, expand, rms_norm, short_conv, swiglu
 from swila.ops.fused.choice import use_fused
 
+MODULES = (concatenate, expand, rms_norm, short_conv, swiglu)
 ops = torch.ops.swila
 F32 = torch.float32
 
@@ -73,6 +70,11 @@ def test_any_strides(name, change, device):
     for a, b in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (found, expected)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
         assert a.stride() == b.stride()  # what the compiler was told
+
+
+def test_every_operator_has_a_call():
+    defined = [name for module in MODULES for name in module._library._op_defs]
+    assert {name.removeprefix("swila::") for name in defined} == set(CALLS)
 
 
 @pytest.mark.parametrize("name", CALLS)

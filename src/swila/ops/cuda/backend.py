@@ -300,7 +300,7 @@ BACKEND = Backend(
     step_inplace=partial(_kernels.step, inplace=True),
     step_takes_alive=True,
     step_has_gradients=False,
-    reads_on_device=True,
+    capturable=True,
     unusable=_unusable,
     refuses=_refuses,
     operand_bits=operand_bits,
