@@ -57,6 +57,21 @@ def test_noise_of_every_router_and_gate(name):
     assert_close(operands_of(layer, x)[name].flatten(2), clean if name.endswith("logits") else clean.sigmoid())
 
 
+def test_order_of_noise(monkeypatch):
+    """A change of the order changes every run with noise: the keys' router and gate come first, then the queries'."""
+    layer, x = build("swila-temporal", router_noise=True, temporal_noise=True), random(2, 5, HIDDEN)
+    names = {module: name for name, module in layer.named_children()}
+    drawn, noisy = [], layer._noisy
+
+    def note(logits, noise, x):
+        drawn.append(names[noise])
+        return noisy(logits, noise, x)
+
+    monkeypatch.setattr(layer, "_noisy", note)
+    layer(x)
+    assert drawn == ["key_noise", "key_gate_noise", "query_noise", "query_gate_noise"]
+
+
 def test_router_noise_leaves_the_gates_alone():
     layer = build("swila-temporal", router_noise=True)
     x = random(2, 5, HIDDEN)

@@ -167,7 +167,10 @@ class SwiLA(RecurrentMixer):
         project = self.projections(x, context)
         low_rank = self._low_rank(project, context)
         if low_rank is not None:
-            operands = {"q": q, "k": k, "v": v, **self._gates(x, project)}
+            operands = {"q": q, "k": k, "v": v}
+            for side in ("key", "query"):
+                operands |= self._gate(x, project, side)
+            operands |= self._log_decay(x, project)
             out = self._run_low_rank(operands, low_rank, state, context, stats)
         else:
             out = self._run(self._operands(x, q, k, v, project), state, context, stats)
@@ -280,29 +283,32 @@ class SwiLA(RecurrentMixer):
         project = Projections(x, self.readers()) if project is None else project
         beta = project.full("b_proj", sigmoid=True).unflatten(-1, (H, J, V))
         operands: dict[str, Tensor] = {"q": q, "k": k, "v": v, "beta": beta}
-        for side in ("key", "query"):
+        for side in ("key", "query"):  # in this order noise is drawn: results of finished runs depend on it
             if J > 1:
                 noise = getattr(self, f"{side}_noise") if self.router_noise else None
                 logits = self._noisy(project.full(f"{side}_router"), noise, x).unflatten(-1, (H, J, V))
             else:
                 logits = torch.zeros_like(beta)
             operands[f"{side}_logits"] = logits
-        operands |= self._gates(x, project)
+            operands |= self._gate(x, project, side)
+        operands |= self._log_decay(x, project)
         return operands if self._change is None else self._change(operands)
 
-    def _gates(self, x: Tensor, project: Projections) -> dict[str, Tensor]:
-        """Return the temporal gates and the decay, by the operation's names for them."""
-        H, J, V = self.num_heads, self.num_mixtures, self.head_v_dim
-        gates: dict[str, Tensor] = {}
-        for side in ("key", "query") if self.temporal else ():
-            noise = getattr(self, f"{side}_gate_noise") if self.temporal_noise else None
-            logits = project(f"{side}_gate")
-            logits = self._noisy(logits + getattr(self, f"{side}_gate_bias").to(logits.dtype), noise, x)
-            gates[f"{side}_gate"] = logits.sigmoid().unflatten(-1, (H, V))
-        if self.decay_kind is not None:
-            log_decay = self.decay(x, project("decay")).unflatten(-2, (H, J))
-            gates["log_decay"] = log_decay.unsqueeze(-1 if self.decay_kind == "value" else -2)
-        return gates
+    def _gate(self, x: Tensor, project: Projections, side: str) -> dict[str, Tensor]:
+        """Return the temporal gate of the keys or queries, by the operation's name for it; empty if there is none."""
+        if not self.temporal:
+            return {}
+        noise = getattr(self, f"{side}_gate_noise") if self.temporal_noise else None
+        logits = project(f"{side}_gate")
+        logits = self._noisy(logits + getattr(self, f"{side}_gate_bias").to(logits.dtype), noise, x)
+        return {f"{side}_gate": logits.sigmoid().unflatten(-1, (self.num_heads, self.head_v_dim))}
+
+    def _log_decay(self, x: Tensor, project: Projections) -> dict[str, Tensor]:
+        """Return the decay, by the operation's name for it; empty if there is none."""
+        if self.decay_kind is None:
+            return {}
+        log_decay = self.decay(x, project("decay")).unflatten(-2, (self.num_heads, self.num_mixtures))
+        return {"log_decay": log_decay.unsqueeze(-1 if self.decay_kind == "value" else -2)}
 
     def extra_repr(self) -> str:
         """Return the sizes and the variant, for printing."""
