@@ -10,8 +10,8 @@ from emulator.launcher import Emulator
 from served import assert_broken_values_spread, assert_infinite_logits_are_seen_or_large
 
 from swila import SwitchingState, switching_delta_rule, switching_delta_rule_step
-from swila.ops.backends import Backend, choose_backend, register_backend, unregister_backend
-from swila.ops.call import PER_TOKEN
+from swila.ops.backends import Backend, choose_backend, get_backend, register_backend, unregister_backend
+from swila.ops.call import PER_TOKEN, Inputs, Options, Results
 from swila.ops.cuda.backend import Kernels, operand_bits, saved_like, unsupported
 from swila.testing import VARIANTS, Shape, Variant, check_backend, evaluate, make_call, problem_of
 
@@ -32,6 +32,7 @@ def kernels(device, request):
             "emulated", "", emulated.forward, emulated.backward, saved_like, step=emulated.step,
             step_inplace=partial(emulated.step, inplace=True), step_takes_alive=True, step_has_gradients=False,
             refuses=lambda problem: unsupported(problem), operand_bits=operand_bits,
+            backward_of_logits=partial(emulated.backward, beta_logits=True),
         )
     )  # fmt: skip
     yield "emulated"
@@ -218,6 +219,25 @@ def test_several_blocks_per_head(kernels, device, name, lengths):
     """As on a GPU with less shared memory: heads are split among blocks, and their parts of dq and dk added up."""
     shape = Shape(B=2, T=20, H=2, K=32, V=32, J=4)
     assert_right(make_call(VARIANTS[name], shape, lengths=lengths, dtype=BF16, device=device), kernels)
+
+
+@pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("plain", BF16), ("temporal", BF16), ("plain", F32), ("gated", F32), ("gated-value", BF16)]
+)
+def test_gradient_of_the_logits_of_learning_rates(kernels, device, name, dtype):
+    """It takes the place of the learning rates' own; all others have the same bits."""
+    call = make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=16, V=16, J=2), dtype=dtype, device=device)
+    x = Inputs.of(call.get(field) for field in Inputs._fields[:9])
+    backend = get_backend(kernels)
+    results, kept = backend.forward(x, Options(), True)
+    grads = Results(torch.linspace(-1, 1, results.output.numel(), device=device).sin().view_as(x.v).to(dtype))
+    own, of_logits = (run(x, Options(), kept, grads) for run in (backend.backward, backend.backward_of_logits))
+    beta, grad = x.beta.double(), own.pop("beta").double()
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(of_logits.pop("beta").double(), grad * beta * (1 - beta), rtol=4 * eps, atol=eps * 1e-6)
+    for field, value in own.items():
+        assert torch.equal(of_logits[field], value), field
 
 
 @pytest.mark.parametrize("which", ["output", "key_entropy", "query_usage", "W"])

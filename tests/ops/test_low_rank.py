@@ -1,11 +1,14 @@
 """The operation on low-rank learning rates and logits: results and gradients are those of the expanded inputs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from served import on_cpu
 from torch.testing import assert_close
 
 from swila import switching_delta_rule
+from swila.ops.backends import get_backend, register_backend, unregister_backend
 from swila.ops.fused.choice import use_fused
 from swila.ops.low_rank import Factors, switching_delta_rule_low_rank
 from swila.testing import VARIANTS, Shape, make_call
@@ -84,6 +87,23 @@ def test_packed(initial_state):
 def test_without_state_and_statistics():
     arguments = make("temporal", initial_state=False)
     compare(*(evaluate(f, *arguments, "auto") for f in (low_rank, expanded)), rtol=1e-11, atol=1e-11)
+
+
+def test_a_backend_with_gradients_of_logits():
+    """Its gradient of the learning rates is that of their logits already."""
+    blocked = get_backend("blocked")
+
+    def backward_of_logits(x, options, saved, grads):
+        found = blocked.backward(x, options, saved, grads)
+        return found | {"beta": found["beta"] * x.beta * (1 - x.beta)}
+
+    register_backend(replace(blocked, name="of logits", differentiable=None, backward_of_logits=backward_of_logits))
+    try:
+        arguments = make("temporal")
+        found, expected = evaluate(low_rank, *arguments, "of logits"), evaluate(expanded, *arguments, "blocked")
+    finally:
+        unregister_backend("of logits")
+    compare(found, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_with_kernels_that_expand(device):

@@ -42,6 +42,8 @@ class Backend:
             of ``grads`` are None where the loss does not depend on the result.
         saved_like: ``(inputs, options) -> saved`` as empty tensors of the same shapes, for tracing.
         differentiable: The forward as torch code that autograd can trace, or None; used in eager mode.
+        backward_of_logits: As ``backward``, with the gradient of the logits of ``beta`` in place of its own, where
+            ``beta`` is their sigmoid; or None.
         step: ``(inputs, options) -> results`` for T = 1, an implementation for decoding, or None.
         step_inplace: The same, writing the new state into the old one.
         step_takes_alive: Whether ``step_inplace`` has a third argument, the rows to update (bool ``[B]``, or None).
@@ -61,6 +63,7 @@ class Backend:
     backward: Callable[[Inputs, Options, list[Tensor], Results], dict[str, Tensor]]
     saved_like: Callable[[Inputs, Options], list[Tensor]] = lambda x, options: []
     differentiable: Callable[[Inputs, Options], Results] | None = None
+    backward_of_logits: Callable[[Inputs, Options, list[Tensor], Results], dict[str, Tensor]] | None = None
     step: Callable[[Inputs, Options], Results] | None = None
     step_inplace: Callable[..., Results] | None = None
     step_takes_alive: bool = False

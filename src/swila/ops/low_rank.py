@@ -193,12 +193,13 @@ def _backward(*args: Any) -> list[Tensor]:
     tensors, options, (backend, saved, given) = _split(args)
     x = tensors.expanded()
     grads = Results(**{"output": None, **dict(zip(present(x, options), given, strict=True))})
-    computed = backend_of(x, options, backend, True).backward(x, options, saved, grads)
+    chosen = backend_of(x, options, backend, True)
+    computed = (chosen.backward_of_logits or chosen.backward)(x, options, saved, grads)
     with torch.no_grad(), without_autocast(x.q.device):
         lows, ups = [], []
         for name, (low, up) in zip(EXPANDED, tensors.factors, strict=True):
             full = computed.pop(name).flatten(2)
-            if name == "beta":
+            if name == "beta" and chosen.backward_of_logits is None:
                 beta = x.beta.flatten(2)  # expanded above, and read no more
                 full = torch.ops.aten.sigmoid_backward.grad_input(full.to(beta.dtype), beta, grad_input=beta)
             full = full.to(low.dtype)

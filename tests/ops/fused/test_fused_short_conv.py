@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import swila.ops.fused.short_conv as module
 from swila.ops.fused.choice import use_fused
-from swila.ops.fused.short_conv import l2_norm, short_conv, short_conv_in_torch
+from swila.ops.fused.short_conv import _Tiles, l2_norm, short_conv, short_conv_in_torch
 
 CASES = {
     "plain": {},
@@ -66,6 +67,14 @@ def test_is_its_twin(case, device):
     assert list(found) == list(expected)
     for name, value in found.items():
         assert_close(value, expected[name].float(), rtol=2e-5, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("case", ["width 8", "state", "streams", "packed", "packed state", "long"])
+def test_programs_with_several_tiles(case, device, monkeypatch):
+    """As with many tokens: one program for each group of channels, with tiles of a few tokens."""
+    for kind in ("_FORWARD", "_ACTIVATION", "_CONVOLUTION"):
+        monkeypatch.setattr(module, kind, _Tiles(elements=32, programs=1))
+    test_is_its_twin(case, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

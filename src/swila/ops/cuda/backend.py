@@ -141,8 +141,13 @@ class Kernels:
         self._run("states", x, spec, False, arguments)
         return chunk_W
 
-    def backward(self, x: Inputs, options: Options, kept: list[Tensor], grads: Results) -> dict[str, Tensor]:
-        """Return the gradients of all floating inputs, by name."""
+    def backward(
+        self, x: Inputs, options: Options, kept: list[Tensor], grads: Results, beta_logits: bool = False
+    ) -> dict[str, Tensor]:
+        """Return the gradients of all floating inputs, by name.
+
+        With ``beta_logits``, ``beta`` is the sigmoid of its logits, and their gradient takes the place of its own.
+        """
         given, x = x, prepared(x)
         spec = Specialization.of(x, options)
         by_key, by_head = spec.decay == DECAYS["key"], spec.decay == DECAYS["head"]
@@ -156,12 +161,13 @@ class Kernels:
         if by_head:  # parts, one for each output dim
             ddecay = x.q.new_empty((B, T, H, spec.J, spec.V, 1), dtype=torch.float32)
         kernel = backward_kernel(spec, N * H, self.launch.processors(_index(x)))
+        adjoint = spec._replace(beta_logits=beta_logits)  # of the main kernel; those before and after do not differ
         chunk_du = chunk_ds = chunk_dW = parts = None
         stats = any(grad is not None for grad in grads.routing)
         if by_key:
             assert chunk_W is not None
             chunk_du, chunk_ds, chunk_dW = (torch.empty_like(t) for t in (kept[1], kept[1], chunk_W))
-        elif (blocks := self.launch.blocks(kernel, spec, stats, N * H, _index(x))) > 1:
+        elif (blocks := self.launch.blocks(kernel, adjoint, stats, N * H, _index(x))) > 1:
             exact = torch.bfloat16 if spec.x_type == "bf16" else torch.float32  # PARTIAL of the kernel
             parts = x.q.new_empty((2, blocks, B, T, H, K), dtype=exact)
         kept_W, kept_c, kept_mix = _three(kept)
@@ -177,7 +183,7 @@ class Kernels:
             "dkey_gate": out.get("key_gate"), "dquery_gate": out.get("query_gate"), "ddecay": ddecay,
             "dW_in": state.get("W"), "dr_in": state.get("r"), "drho_in": state.get("rho"),
         }  # fmt: skip
-        self._run(kernel, x, spec, stats, arguments)
+        self._run(kernel, x, adjoint, stats, arguments)
         if parts is not None:
             out["q"], out["k"] = self._sum(parts, x, spec)
         if by_key:
@@ -295,6 +301,7 @@ BACKEND = Backend(
     summary="the exact blocked algorithm in CUDA C++, compiled at first use",
     forward=_kernels.forward,
     backward=_kernels.backward,
+    backward_of_logits=partial(_kernels.backward, beta_logits=True),
     saved_like=saved_like,
     step=_kernels.step,
     step_inplace=partial(_kernels.step, inplace=True),

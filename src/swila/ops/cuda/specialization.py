@@ -35,6 +35,8 @@ class Specialization(NamedTuple):
     query_gate: bool
     index_type: str
     """C++ type of the bounds of packed sequences."""
+    beta_logits: bool = False
+    """Whether the backward returns the gradient of the logits of beta, which is their sigmoid, in place of beta's."""
 
     @classmethod
     def of(cls, x: Inputs, options: Options) -> Specialization:
@@ -78,8 +80,8 @@ class Specialization(NamedTuple):
         values: dict[str, int | str] = {
             "K_DIM": self.K, "V_DIM": self.V, "MIXTURES": self.J, "TX": self.x_type, "TB": self.b_type,
             "TD": self.d_type, "DECAY": self.decay, "POST": int(self.post), "NORMALIZE": int(self.normalize),
-            "KEY_GATE": int(self.key_gate), "QUERY_GATE": int(self.query_gate), "INDEX": self.index_type,
-            "WARPS": warps, "SEGMENT": SEGMENT, **flags,
+            "KEY_GATE": int(self.key_gate), "QUERY_GATE": int(self.query_gate), "BETA_LOGITS": int(self.beta_logits),
+            "INDEX": self.index_type,            "WARPS": warps, "SEGMENT": SEGMENT, **flags,
         }  # fmt: skip
         return {name: str(value) for name, value in values.items()}
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from swila.ops.fused.choice import serves
 from swila.ops.fused.layout import STRIDED
+from swila.ops.fused.partial_sums import sum_of_parts
 
 LARGEST = 8192  # last dimension that a program of the kernels holds
 PROGRAMS = 528  # parts of the rows in the backward pass; four for each multiprocessor of an H100 or H200
@@ -250,7 +251,7 @@ def _rms_norm_backward(
             ADD=grad_x is not None, GATE="" if gate is None else activation,
             ROWS=count, BLOCK=block, num_warps=warps,
         )  # fmt: skip
-    return dx, parts.sum(0).to(weight.dtype), dgate
+    return dx, sum_of_parts(parts, weight.dtype), dgate
 
 
 def _tile(dim: int, elements: int) -> tuple[int, int, int]:

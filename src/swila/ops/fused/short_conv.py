@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,12 +11,12 @@ from torch.nn import functional as F
 from swila.ops.fused.choice import serves
 from swila.ops.fused.gradients import call_gradients, once_differentiable
 from swila.ops.fused.layout import STRIDED
+from swila.ops.fused.partial_sums import sum_of_parts
 from swila.ops.fused.sequences import sequences
 
 EPS = 1e-6
 WIDTHS = range(2, 9)
 _MOST_HEAD = 512  # channels of a head that one program normalises
-_ELEMENTS = 4096  # of a program's block
 
 _library = torch.library.Library("swila", "FRAGMENT")
 _CALL = "Tensor x, Tensor weight, Tensor? bias, Tensor? state, Tensor? cu_seqlens, bool silu, int head_dim"
@@ -128,11 +130,21 @@ def _rows(x: Tensor) -> Tensor:
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
 
 
-def _blocks(channels: int, head_dim: int) -> tuple[int, int, int]:
-    """Return tokens and channels of a block, the second also as the next power of two."""
-    width = head_dim or min(64, 1 << (channels - 1).bit_length())
-    padded = 1 << (width - 1).bit_length()
-    return max(16, min(64, _ELEMENTS // padded)), width, padded
+class _Tiles(NamedTuple):
+    """How the kernels divide their work.
+
+    The gradients of the filters are sums over the programs, whose number therefore does not depend on the GPU.
+
+    Attributes:
+        elements: Number of elements of a tile of tokens and channels.
+        programs: Number of programs: those that an H100 or H200 runs at once.
+    """
+
+    elements: int
+    programs: int
+
+
+_FORWARD, _ACTIVATION, _CONVOLUTION = _Tiles(2048, 792), _Tiles(1024, 396), _Tiles(2048, 792)
 
 
 class _Launch:
@@ -140,24 +152,32 @@ class _Launch:
 
     def __init__(self, x: Tensor, weight: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, head: int) -> None:
         self.x = _rows(x)
-        tokens, channels = self.x.shape
-        block, width, padded = _blocks(channels, head)
-        self.grid = -(-tokens // block), -(-channels // width)
+        self.tokens, channels = self.x.shape
         bounds = None if cu_seqlens is None else cu_seqlens.contiguous()
         rows = x.shape[0] if bounds is None else len(bounds) - 1
         self.state = None if state is None else state.contiguous()
-        self.where = {
+        width = head or min(64, 1 << (channels - 1).bit_length())
+        self.width, self.groups = 1 << (width - 1).bit_length(), -(-channels // width)
+        self.shared = {
             "bounds": self.x if bounds is None else bounds,
-            "tokens": tokens,
+            "tokens": self.tokens,
             "length": x.shape[1],
             "last_row": rows - 1,
             "search_steps": 0 if bounds is None else (rows - 1).bit_length(),
+            "channels": channels,
+            "filters": weight.shape[0],
+            "W": weight.shape[1],
             "PACKED": bounds is not None,
-            "BT": block,
+            "BC": self.width,
+            "WIDTH": width,
         }
-        self.channels = {"channels": channels, "filters": weight.shape[0], "WIDTH": width, "BC": padded}
-        self.shared = self.where | self.channels | {"W": weight.shape[1]}
-        self.shared["num_warps"] = 8 if block * padded >= _ELEMENTS else 4
+
+    def tiles(self, kind: _Tiles) -> tuple[tuple[int, int], dict[str, Any]]:
+        """Return the grid of a kernel, by tiles of tokens and groups of channels, and the arguments that go with it."""
+        tokens = max(2, min(64, kind.elements // self.width))
+        programs = min(-(-self.tokens // tokens), max(1, kind.programs // self.groups))
+        warps = 4 if tokens * self.width <= 2048 else 8
+        return (programs, self.groups), self.shared | {"BT": tokens, "num_warps": warps}
 
 
 @torch.library.impl(_library, "short_conv", "CompositeExplicitAutograd")
@@ -166,10 +186,11 @@ def _forward(x, weight, bias, state, cu_seqlens, silu, head_dim) -> Tensor:
 
     call, weight = _Launch(x, weight, state, cu_seqlens, head_dim), weight.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grid, arguments = call.tiles(_FORWARD)
     with torch.cuda.device_of(x):
-        forward_kernel[call.grid](
+        forward_kernel[grid](
             call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state,
-            y, **call.shared, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
+            y, **arguments, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
         )  # fmt: skip
     return y
 
@@ -183,23 +204,22 @@ def _backward(grad, x, weight, bias, state, cu_seqlens, silu, head_dim) -> list[
     grad = _rows(grad)
     # the gradient before the activation: every token reads it at the W tokens that it reaches
     da = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
-    tokens, block = call.x.shape[0], max(8, 1024 // _blocks(call.x.shape[1], head_dim)[2])
-    blocks = 1 if W > 4 else max(1, min(32, tokens // (block * 64)))  # few tokens must not be few programs
-    programs = -(-tokens // (block * blocks))
-    parts = torch.empty((programs, W + 1, S * C), dtype=torch.float32, device=x.device)
+    grid, arguments = call.tiles(_ACTIVATION)
+    parts = torch.empty((grid[0] * S, C * (W + (bias is not None))), dtype=torch.float32, device=x.device)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with torch.cuda.device_of(x):
-        activation_backward_kernel[(programs, call.grid[1])](
+        activation_backward_kernel[grid](
             call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state,
-            grad, grad.stride(0), da, parts,
-            **call.shared | {"BT": block, "num_warps": 4},
-            BLOCKS=blocks, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
+            grad, grad.stride(0), da, parts, **arguments,
+            EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
         )  # fmt: skip
-        convolution_backward_kernel[call.grid](da, weight, dx, **call.shared)
-    sums = parts.sum(0).unflatten(-1, (S, C)).sum(1)  # [W + 1, C]
-    found = [dx, sums[:W].T.to(weight.dtype).contiguous()]
-    if bias is not None:
-        found.append(sums[W].to(bias.dtype, copy=True))
+        grid, arguments = call.tiles(_CONVOLUTION)
+        convolution_backward_kernel[grid](da, weight, dx, **arguments)
+    if bias is None:
+        found = [dx, sum_of_parts(parts, weight.dtype).view(C, W)]
+    else:
+        sums = sum_of_parts(parts, torch.float32)
+        found = [dx, sums[: C * W].view(C, W).to(weight.dtype, copy=True), sums[C * W :].to(bias.dtype, copy=True)]
     if state is not None:
         found.append(_state_gradient(da.view(x.shape), weight, state, cu_seqlens))
     return found

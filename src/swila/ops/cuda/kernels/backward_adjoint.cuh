@@ -53,16 +53,19 @@ DEVICE float statistics_adjoint(const Spread& spread, int t, float r, int valid)
 // 1 / p for the prior p = (1 - g) r_{t-1} + g π.
 DEVICE float inverse_prior(float last, float prior, float g) { return rcp(max_nan((1.f - g) * last + g * prior, TINY)); }
 
+// What turns the gradient of β into the one that is asked for: of β itself, or of its logit if β is a sigmoid.
+DEVICE float rate_slope(float beta) { return BETA_LOGITS ? beta * (1.f - beta) : 1.f; }
+
 // Whether gradients of key gates and logits are computed by token, where a lane has all mixtures of its output dims.
 constexpr bool GATES_BY_TOKEN = KEY_GATE && !BY_COLUMN && (JP == 2 || JP == 4);
 
 // Gradients of a token's inputs from e, du and dz, into their tiles; tokens come from the last to the first:
-//   dβ = e r δ, dv = -Σ_j du, dg = Σ_j dz (π - r_{t-1}) / p, and with dπ = g π / p ⊙ dz the logits' dπ - π Σ_j dπ.
+//   dβ = e r δ times its slope, dv = -Σ_j du, dg = Σ_j dz (π - r_{t-1}) / p, and with dπ = g π / p ⊙ dz the logits' dπ - π Σ_j dπ.
 // By token, dz replaces the error.
-DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, Column& delta, const i64& chunk, int half, int i, float r_delta,
-                          float last, float prior, float g, float e, float du, float dz, const Place& p) {
+DEVICE void put_gradients(char* s, float (&dv)[4], float (&dgate)[4], float& m, Column& delta, const i64& chunk, int half, int i,
+                          float r_delta_slope, float last, float prior, float g, float e, float du, float dz, const Place& p) {
   const int t = half * 8 + i;
-  put_gradient<TB>(s + STAGE_BETA, p, t, e * r_delta);
+  put_gradient<TB>(s + STAGE_BETA, p, t, e * r_delta_slope);
   dv[i % 4] = -du;  // summed in float32: its terms cancel
   if (i % 4 == 0) put_sums<TX>(s + STAGE_O, p, t, dv);
   if constexpr (KEY_GATE) {
@@ -130,7 +133,7 @@ DEVICE void substitute_by_column(DecayedColumn& column, const Tiles& tiles, cons
     if (DEAD && !p.alive) dz = 0.f;
     const float du = delta[t] * dz - br * e;
     if constexpr (KEY_GATE) m = (1.f - column.gk[t]) * last * inverse_prior(last, pi[t], column.gk[t]) * dz;
-    put_gradients(tiles.stage, dv, dgate, m, delta, chunk, t / 8, t % 8, r[t] * delta[t], last, pi[t], column.gk[t], e, du, dz, p);
+    put_gradients(tiles.stage, dv, dgate, m, delta, chunk, t / 8, t % 8, r[t] * delta[t] * rate_slope(beta[t]), last, pi[t], column.gk[t], e, du, dz, p);
     return du;
   });
 }
@@ -180,6 +183,7 @@ DEVICE void substitute_by_halves(const Tiles& tiles, float (&E)[4][4], const Pai
       } else {
         du[i] = part, dz[i] = x;
       }
+      rd[i] *= rate_slope(beta[i]);
       if (DEAD && !p.alive) du[i] = 0.f, dz[i] = 0.f;
       if (KEY_GATE) m = (1.f - g[i]) * last(i) * inverse_prior(last(i), prior[i], g[i]) * dz[i];
 #pragma unroll

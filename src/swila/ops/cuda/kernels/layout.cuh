@@ -1,7 +1,8 @@
 // Sizes of one specialisation, the layout of numbers in a warp, and tiles of 16 tokens in shared memory.
 //
 // Macros given at compilation: K_DIM, V_DIM, MIXTURES, TX (q, k, v), TB (beta, logits, gates), TD (decay),
-// DECAY (0 none, 1 by key dim, 2 by output dim, 3 by head), POST, NORMALIZE, KEY_GATE, QUERY_GATE, STATS, INDEX, WARPS.
+// DECAY (0 none, 1 by key dim, 2 by output dim, 3 by head), POST, NORMALIZE, KEY_GATE, QUERY_GATE, BETA_LOGITS, STATS,
+// INDEX, WARPS.
 //
 // A block works on VB output dims of one (sequence, head), a warp on 32 columns (j, d) of it, a lane on one column:
 // within the warp a column is number j * DPW + d, as the tiles of matrix products have it. DPW = 32 / JP output dims.
