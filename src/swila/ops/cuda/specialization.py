@@ -81,7 +81,7 @@ class Specialization(NamedTuple):
             "K_DIM": self.K, "V_DIM": self.V, "MIXTURES": self.J, "TX": self.x_type, "TB": self.b_type,
             "TD": self.d_type, "DECAY": self.decay, "POST": int(self.post), "NORMALIZE": int(self.normalize),
             "KEY_GATE": int(self.key_gate), "QUERY_GATE": int(self.query_gate), "BETA_LOGITS": int(self.beta_logits),
-            "INDEX": self.index_type,            "WARPS": warps, "SEGMENT": SEGMENT, **flags,
+            "INDEX": self.index_type, "WARPS": warps, "SEGMENT": SEGMENT, **flags,
         }  # fmt: skip
         return {name: str(value) for name, value in values.items()}
 
