@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from swila.ops.fused.sigmoid_kernels import sigmoid
+
 
 @triton.jit(do_not_specialize=["M"])
 def expand_kernel(
@@ -18,6 +20,6 @@ def expand_kernel(
     b = tl.load(up + n[None, :] * R + r[:, None], mask=(n < N)[None, :] & (r < R)[:, None], other=0.0)
     total = tl.dot(a, b, input_precision="ieee")
     if SIGMOID:
-        total = tl.sigmoid(total)
+        total = sigmoid(total)
     there = (m < M)[:, None] & (n < N)[None, :]
     tl.store(full + m[:, None] * N + n[None, :], total.to(full.dtype.element_ty), mask=there)

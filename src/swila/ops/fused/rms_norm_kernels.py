@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from swila.ops.fused.sigmoid_kernels import sigmoid
+
 
 @triton.jit
 def rms_norm_forward_kernel(
@@ -43,7 +45,7 @@ def rms_norm_forward_kernel(
     if GATE != "":
         where = token * token_stride + head * head_stride
         gate = tl.load(gate_ptr + where + col, mask=inside, other=0.0).to(tl.float32)
-        out *= tl.sigmoid(gate)
+        out *= sigmoid(gate)
         if GATE == "silu":
             out *= gate
     tl.store(out_ptr + row * dim + col, out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -90,7 +92,7 @@ def rms_norm_backward_kernel(
         if GATE != "":
             where = token * token_stride + head * head_stride
             gate = tl.load(gate_ptr + where + col, mask=inside, other=0.0).to(tl.float32)
-            s = tl.sigmoid(gate)
+            s = sigmoid(gate)
             slope = s * (1 - s)
             if GATE == "silu":
                 slope = s + gate * slope

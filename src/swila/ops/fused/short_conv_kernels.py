@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from swila.ops.fused.sigmoid_kernels import sigmoid
+
 # sizes that change from call to call must not compile the kernels again
 SIZES = ["tokens", "length", "last_row", "search_steps"]
 
@@ -97,7 +99,7 @@ def forward_kernel(
         row, start, _end = _locate(bounds, t, length, last_row, search_steps, PACKED)
         s = _convolve(_inputs(x, row_stride, state, t, row, start, there, c, channels, W, STATE), taps, offset, W)
         if SILU:
-            s = s * tl.sigmoid(s)
+            s = s * sigmoid(s)
         if NORM:
             s = s * tl.rsqrt(tl.sum(s * s, axis=1) + EPS)[:, None]
         tl.store(y + t[:, None].to(tl.int64) * channels + c[None, :], s.to(y.dtype.element_ty), mask=there)
@@ -131,7 +133,7 @@ def activation_backward_kernel(
         inputs = _inputs(x, row_stride, state, t, row, start, there, c, channels, W, STATE)
         if SILU or NORM:
             a = _convolve(inputs, taps, offset, W)
-            gate = tl.sigmoid(a)
+            gate = sigmoid(a)
             if NORM:
                 s = a
                 if SILU:

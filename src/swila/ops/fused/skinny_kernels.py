@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from swila.ops.fused.sigmoid_kernels import sigmoid
+
 
 @triton.jit
 def _matrix(
@@ -116,7 +118,7 @@ def _matrix(
 @triton.jit
 def _gate(gate, KIND: tl.constexpr):
     """Return silu (1) or sigmoid (2) of a gate."""
-    factor = tl.sigmoid(gate)
+    factor = sigmoid(gate)
     if KIND == 1:
         factor *= gate
     return factor
@@ -209,7 +211,7 @@ def gemv(
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         y *= scale
     if PAIR:
-        y = y * tl.sigmoid(y) * (tl.sum(up, 1) * scale)
+        y = y * sigmoid(y) * (tl.sum(up, 1) * scale)
     to = column + first + r
     if RESIDUAL:
         y += tl.load(residual + to, mask=inside, other=0.0).to(tl.float32)
@@ -228,7 +230,7 @@ def _write(
         if PAIR:
             up *= scale
     if PAIR:
-        acc = acc * tl.sigmoid(acc) * up
+        acc = acc * sigmoid(acc) * up
     there = (m < B)[:, None] & inside[None, :]
     rows = m.to(tl.int64)[:, None]
     if RESIDUAL:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from swila.ops.fused.sigmoid_kernels import sigmoid
+
 
 @triton.jit
 def _convolve(
@@ -30,7 +32,7 @@ def _convolve(
         tl.store(last + (TAPS - 2) * (H * D), x.to(state.dtype.element_ty), mask=writes)
         if bias is not None:
             y += tl.load(bias + d).to(tl.float32)[None, :]
-    y *= tl.sigmoid(y)
+    y *= sigmoid(y)
     if UNIT:
         y *= tl.rsqrt(tl.sum(y * y, 1) + 1e-6)[:, None]
     tl.store(out + row * (H * D) + d[None, :], y.to(out.dtype.element_ty), mask=there)
@@ -69,7 +71,7 @@ def _expand(
     if bias is not None:
         y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     if KIND == 1:
-        y = tl.sigmoid(y)
+        y = sigmoid(y)
     if KIND == 2:
         y = -tl.exp(tl.load(rates + n // GROUP, mask=n < N, other=0.0).to(tl.float32))[None, :] * _softplus(y)
     tl.store(out + row * N + n[None, :], y.to(out.dtype.element_ty), mask=there)

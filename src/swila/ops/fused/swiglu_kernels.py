@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from swila.ops.fused.sigmoid_kernels import sigmoid
+
 
 @triton.jit
 def swiglu_forward_kernel(
@@ -17,7 +19,7 @@ def swiglu_forward_kernel(
     row = row.to(tl.int64)
     gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0).to(tl.float32)
-    out = gate * tl.sigmoid(gate) * up
+    out = gate * sigmoid(gate) * up
     tl.store(out_ptr + row * dim + col, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -48,7 +50,7 @@ def swiglu_backward_kernel(
     gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + row * grad_stride + col, mask=inside, other=0.0).to(tl.float32)
-    s = tl.sigmoid(gate)
+    s = sigmoid(gate)
     silu = gate * s
     dgate = grad * up * (s + silu * (1 - s))
     tl.store(both_ptr + row * (2 * dim) + col, dgate.to(both_ptr.dtype.element_ty), mask=inside)
