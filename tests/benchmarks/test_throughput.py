@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("transformers")
 
@@ -261,6 +262,40 @@ def test_ratios_are_to_the_baseline_at_the_same_length():
     assert training.ratio({"rows": rows}, rows[2], "speed") == 1.5
     assert training.ratio({"rows": rows}, rows[3], "speed") is None
     assert training.ratio({"rows": rows}, rows[2], "peak") is None
+    assert training.ratio({"rows": rows}, rows[2], "speed", "fla-gdn-tf32") is None
+
+
+def test_products_in_tf32_are_for_one_baseline_alone():
+    before = torch.get_float32_matmul_precision()
+    for model, precision in (("fla-gdn-tf32", "high"), ("fla-gdn", before), ("swila", before)):
+        with contenders.products_of(model):
+            assert torch.get_float32_matmul_precision() == precision
+        assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_gradients_that_are_checked_are_those_that_are_timed(monkeypatch):
+    seen, one = [], {"w": torch.ones(1)}
+    model = SimpleNamespace(state_dict=lambda: {}, config=SimpleNamespace(vocab_size=5))
+    monkeypatch.setattr(checks, "make_model", lambda *_: model)
+    monkeypatch.setattr(
+        checks, "_gradients", lambda *_: seen.append(torch.get_float32_matmul_precision()) or (1.0, one)
+    )
+    monkeypatch.setattr(checks, "_plainly", lambda *_: seen.append(torch.get_float32_matmul_precision()) or (1.0, one))
+    checks.gradient_errors("fla-gdn-tf32", "tiny", "cpu", torch.float32, False)
+    assert seen == ["high", *[torch.get_float32_matmul_precision()] * 2]
+
+
+def test_updates_are_timed_with_their_products_and_checked_without(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(training, "make_model", lambda *_, **__: nn.Linear(2, 2))
+    monkeypatch.setattr(nn.Linear, "config", SimpleNamespace(vocab_size=5), raising=False)
+    note = lambda what, found: seen.append((what, torch.get_float32_matmul_precision())) or found  # noqa: E731
+    monkeypatch.setattr(training, "update", lambda *_: note("update", torch.zeros(())))
+    monkeypatch.setattr(training, "check", lambda *_: note("check", None))
+    before = torch.get_float32_matmul_precision()
+    case, setting = training.Case("fla-gdn-tf32", 4, 2, False), training.Setting("tiny", "cpu", torch.float32)
+    training.measure(case, 2, setting, None, lambda text: None)
+    assert seen == [*[("update", "high")] * 3, ("check", before), *[("update", "high")] * 3]
 
 
 GENERATION = generation.Setting("tiny", "cpu", torch.float32, prompt=6, new=4, compiled=False, calls=2)

@@ -62,12 +62,16 @@ def test_the_baseline_comes_first_on_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(fla, "unusable", lambda: None)
     arguments = ["bench", "training", "--model", "swila", "--length", "2048", "--out", str(tmp_path / "t.json")]
     assert CliRunner().invoke(app, arguments).exit_code == 0
-    assert [(case.model, case.compiled) for case in asked] == [("fla-gdn", False), ("swila", True)]
+    assert [(case.model, case.compiled) for case in asked] == [
+        ("fla-gdn", False),
+        ("fla-gdn-tf32", False),
+        ("swila", True),
+    ]
     asked.clear()
     assert CliRunner().invoke(app, [*arguments, "--no-fla", "--no-compile"]).exit_code == 0
     assert [(case.model, case.compiled) for case in asked] == [("swila", False)]
     asked.clear()
-    assert CliRunner().invoke(app, [*arguments, "--fla-compile"]).exit_code == 0
+    assert CliRunner().invoke(app, [*arguments, "--fla-compile", "--no-fla-tf32"]).exit_code == 0
     assert [(case.model, case.compiled) for case in asked] == [("fla-gdn", True), ("swila", True)]
 
 

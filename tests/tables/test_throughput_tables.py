@@ -27,7 +27,7 @@ WHERE = {
 
 
 def row(model, speed, peak, length=2048, batch=64, micro=64, **more):
-    compiled = model != "fla-gdn"
+    compiled = not model.startswith("fla-gdn")
     measured = {"tokens_per_second": speed, "peak_bytes": peak, "status": "timed", "reason": None}
     return {"model": model, "length": length, "batch": batch, "micro_batch": micro, "compiled": compiled,
             "kernel": "auto", **measured, **more}  # fmt: skip
@@ -64,6 +64,24 @@ def test_training_has_favourable_and_unfavourable_ratios():
     assert not table.startswith("![")
     assert training_table(TRAINING, "images/x.png").startswith("![")
     assert "](images/x.png)\n\n| model |" in training_table(TRAINING, "images/x.png")
+
+
+def test_ratios_to_the_baseline_with_tf32_stand_beside():
+    rows = [row("fla-gdn", 50e3, 40e9), row("fla-gdn-tf32", 64e3, 40e9), row("swila", 60e3, 44e9)]
+    table = training_table(training(*rows))
+    assert "| the same with TF32 products | 64.0k, 40.0 GB |" in table
+    assert "| SwiLA | 60.0k (1.20 · **0.94**), 44.0 GB (**1.10**) |" in table
+    assert "flash-linear-attention's model, and over it with TF32 products; bold" in table
+    found = goals(training(*rows), None, None, None)
+    assert found["training, 1.3B, every length, SwiLA: tokens/s / GDN"] == ["1.05", "1.20", "required |"]
+    assert found["training, 1.3B, every length, SwiLA: tokens/s / GDN with TF32 products"] == [
+        "–",
+        "**0.94**",
+        "**no** |",
+    ]
+    rows[1]["status"] = "refused"
+    assert "TF32" not in training_table(training(rows[0], rows[2]))
+    assert "and over it" not in training_table(training(*rows))
 
 
 def test_what_else_the_note_of_training_says():
@@ -144,6 +162,12 @@ def test_time_by_kind_before_and_now():
     assert lines(other)[0] == "| kernels | GDN, flash-linear-attention's model | SwiLA |"
     assert "before" not in other.lower()
     assert time_by_kind_table(TRAINING, BEFORE) == NOT_YET
+    assert "float32" not in table
+    record["rows"][2]["profile"]["longest"] = {"cutlass_80_simt_sgemm_128": 42.22, "nvjet": 1.0, "a_simt_sgemm": 1.0}
+    told = (
+        "Of the matrix products of GDN, flash-linear-attention's model, 43.2 ms are in float32, without tensor cores."
+    )
+    assert told in time_by_kind_table(record, BEFORE)
 
 
 def test_kinds_of_the_earlier_update_are_its_whole_time():
@@ -174,7 +198,7 @@ def test_goals_of_the_operation_and_of_training():
         row("temporal-swila", 90.0, 12.0, 4096, 8), row("swila", 108.0, 9.0, 4096, 8, compiled=False), size="374m",
     )  # fmt: skip
     found = goals(TRAINING, medium, None, lanes((1.0, 3.0), (2.0, 2.0)))
-    assert len(found) == 15
+    assert len(found) == 19
     assert found["operation, B8 T4096 H8, plain: time of forward + backward / GDN"] == ["1.11", "**1.50**", "**no** |"]
     assert found["operation, B1 T65536 H8, plain: time of forward / GDN"] == ["3.40", "–", "not measured |"]
     assert found["training, 374M, T 4,096, batch 8, SwiLA: tokens/s / GDN"] == ["1.01", "1.20", "required |"]

@@ -9,18 +9,20 @@ from tools.tables.conditions import conditions
 from tools.tables.markdown import markdown
 
 from swila.benchmarks.baselines import OURS
-from swila.benchmarks.throughput.contenders import BASELINE, MODELS
+from swila.benchmarks.throughput.contenders import BASELINES, MODELS, TF32_BASELINE
 from swila.benchmarks.throughput.figures import calls, shown
 from swila.benchmarks.throughput.training import ratio
 from swila.models.language.presets import ARCHITECTURES
 
-ORDER = (BASELINE, *MODELS)
+ORDER = (*BASELINES, *MODELS)
+THEIRS = dict(zip(BASELINES, ("GDN, flash-linear-attention's model", "the same with TF32 products"), strict=True))
 NOT_YET = "Not measured yet."
+FLOAT32_PRODUCT = "simt_sgemm"  # in the names of kernels
 
 
 def title(model: str) -> str:
     """Return the name of a model in tables."""
-    return "GDN, flash-linear-attention's model" if model == BASELINE else ARCHITECTURES[model].title
+    return THEIRS.get(model) or ARCHITECTURES[model].title
 
 
 def over(value: float | None, higher_is_better: bool, digits: int = 2) -> str:
@@ -62,18 +64,21 @@ def _cells(record: dict[str, Any], row: dict[str, Any] | None) -> str:
         return of_status(row)
     speed = f"{row['tokens_per_second'] / 1e3:.1f}k"
     peak = f"{row['peak_bytes'] / 1e9:.1f} GB"
-    if row["model"] != BASELINE:
-        speed += f" ({over(ratio(record, row, 'tokens_per_second'), True)})"
+    if row["model"] not in BASELINES:
+        speeds = [ratio(record, row, "tokens_per_second", theirs) for theirs in BASELINES]
+        speed += f" ({over(speeds[0], True)}{'' if speeds[1] is None else f' · {over(speeds[1], True)}'})"
         peak += f" ({over(ratio(record, row, 'peak_bytes'), False)})"
     return f"{speed}, {peak}"
 
 
 def _training_note(record: dict[str, Any], rows: list[dict[str, Any]], eager: list[dict[str, Any]]) -> str:
     parted = [row for row in rows if row["status"] == "timed" and row["micro_batch"] < row["batch"]]
+    with_tf32 = any(row["model"] == TF32_BASELINE and row["status"] == "timed" for row in rows)
     note = (
-        "Tokens per second and peak memory, in brackets over flash-linear-attention's model; bold where ours is slower "
-        f"or takes more. Models of {record['size'].upper()}, weights in {record['dtype']}, mean of {record['updates']} "
-        f"updates after {record['warm_up']} others. "
+        "Tokens per second and peak memory, in brackets over flash-linear-attention's model"
+        f"{', and over it with TF32 products' if with_tf32 else ''}; bold where ours is slower or takes more. "
+        f"Models of {record['size'].upper()}, weights in {record['dtype']}, mean of {record['updates']} updates "
+        f"after {record['warm_up']} others. "
     )
     if parted:
         sizes = sorted({row["micro_batch"] * row["length"] for row in parted})
@@ -86,7 +91,7 @@ def _training_note(record: dict[str, Any], rows: list[dict[str, Any]], eager: li
             models = [model for model in ORDER if any(row["model"] == model for row in timed)]
             note += f" (sequences at a time, by length: {', '.join(f'{title(m)} {_micro(timed, m)}' for m in models)})"
         note += ". "
-    if any(row["kernel"] == "fla" and row["model"] != BASELINE for row in rows):
+    if any(row["kernel"] == "fla" and row["model"] not in BASELINES for row in rows):
         note += "Our GDN layers use flash-linear-attention's kernel. "
     for row in eager:
         note += (
@@ -230,6 +235,8 @@ def time_by_kind_table(record: dict[str, Any], before: dict[str, Any]) -> str:
         times = (profiles[name]["profile"]["kinds"].get(kind) for name in names)
         found.append((kind, *then, *("–" if ms is None else f"{ms:.1f}" for ms in times)))
     sums = [sum(profiles[name]["profile"]["kinds"].values()) for name in names]
+    slow = {name: sum(ms for kernel, ms in profiles[name]["profile"]["longest"].items() if FLOAT32_PRODUCT in kernel)
+            for name in names}  # fmt: skip
     found.append(("all kernels", *([f"{past['update_ms']:.0f}"] if chosen else []), *(f"{ms:.1f}" for ms in sums)))
     commit = before["environment"]["commit"][:7]
     earlier = [f"{title(past['model'])}, before"] if chosen else []
@@ -238,6 +245,8 @@ def time_by_kind_table(record: dict[str, Any], before: dict[str, Any]) -> str:
     note = f"Milliseconds of an update by torch's profiler, {record['size'].upper()}, {shapes}. "
     if chosen:
         note += f"Before: commit `{commit}`, T {past['length']:,}, batch {past['batch']}. {past['note']} "
+    for name in (name for name in names if slow[name]):
+        note += f"Of the matrix products of {title(name)}, {slow[name]:.1f} ms are in float32, without tensor cores. "
     return markdown(
         "l" + "r" * (len(names) + len(earlier)),
         ["kernels", *earlier, *map(title, names)],

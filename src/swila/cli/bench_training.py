@@ -37,6 +37,13 @@ def training(
     baseline: Annotated[
         bool, typer.Option("--fla/--no-fla", help="Measure flash-linear-attention's own GDN model first.")
     ] = True,
+    fla_tf32: Annotated[
+        bool,
+        typer.Option(
+            "--fla-tf32/--no-fla-tf32",
+            help="Measure that model a second time with TensorFloat-32 allowed, which its loss gains from.",
+        ),
+    ] = True,
     fla_compile: Annotated[
         bool, typer.Option("--fla-compile/--no-fla-compile", help="Compile the blocks of that model too.")
     ] = False,
@@ -69,7 +76,7 @@ def training(
     from swila.environment import environment
 
     needs_transformers()
-    from swila.benchmarks.throughput.contenders import BASELINE, MODELS, check_name
+    from swila.benchmarks.throughput.contenders import BASELINES, MODELS, check_name
     from swila.benchmarks.throughput.results import Results
     from swila.benchmarks.throughput.training import KEYS, LENGTHS, Case, Setting, benchmark
     from swila.layers import fla
@@ -81,7 +88,7 @@ def training(
         parse_device(device)
         on_gpu = device.startswith("cuda")
         kind = dtype or ("bfloat16" if on_gpu else "float32")
-        names = [name for name in model or MODELS if name != BASELINE]
+        names = [name for name in model or MODELS if name not in BASELINES]
         for name in names:
             check_name(name, size)
         if baseline and (reason := fla.unusable() if on_gpu else "it needs a GPU"):
@@ -89,7 +96,8 @@ def training(
             baseline = False
         if batch is None and (uneven := [n for n in length or LENGTHS if tokens % n]):
             fail(f"tokens must be a multiple of each length, got {tokens} and {uneven[0]}; or give --batch")
-        asked = [(BASELINE, fla_compile and on_gpu)] * baseline + [(name, compiled and on_gpu) for name in names]
+        rivals = BASELINES[: baseline + (baseline and fla_tf32)]
+        asked = [(name, fla_compile and on_gpu) for name in rivals] + [(name, compiled and on_gpu) for name in names]
         cases = [Case(name, T, batch or tokens // T, compiles) for T in length or LENGTHS for name, compiles in asked]
         setting = Setting(size, device, parse_dtype(kind), updates=updates, profile=profile, micro_tokens=micro_tokens)
         about = {

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from swila.benchmarks.baselines import baseline_errors, baseline_refused
 from swila.benchmarks.op import verdict
-from swila.benchmarks.throughput.contenders import BASELINE, config_of, kernel_of, loss_of, make_model, our_weights
+from swila.benchmarks.throughput.contenders import (
+    BASELINES,
+    config_of,
+    kernel_of,
+    loss_of,
+    make_model,
+    our_weights,
+    products_of,
+)
 from swila.layers.delta_net import DeltaRuleMixer
 from swila.layers.recurrent import RecurrentMixer
 from swila.layers.swila import SwiLA
@@ -40,7 +48,7 @@ def why_refused(
     pass the check of ``swila bench op``.
 
     Args:
-        model: One of :data:`~swila.benchmarks.throughput.contenders.MODELS`, or the baseline.
+        model: One of :data:`~swila.benchmarks.throughput.contenders.MODELS`, or a baseline.
         size: Size of the preset.
         device: Device of the model.
         dtype: Dtype of the weights.
@@ -69,8 +77,9 @@ def gradient_errors(
         compile_blocks(timed, fullgraph=kernel != "fla")
     vocabulary = timed.config.vocab_size
     tokens = torch.randint(vocabulary, TOKENS, generator=torch.Generator().manual_seed(1)).to(device)
-    found = _gradients(timed, tokens)
-    if model == BASELINE:
+    with products_of(model):
+        found = _gradients(timed, tokens)
+    if model in BASELINES:
         weights, found = our_weights(weights), (found[0], our_weights(found[1]))
     del timed
     truth, plain = (_plainly(model, size, device, kind, weights, tokens) for kind in (torch.float32, dtype))

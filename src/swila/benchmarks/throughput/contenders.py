@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,10 @@ from swila.models.language.presets import get_preset
 
 MODELS = ("transformer", "gdn", "hybrid-gdn", "swila", "temporal-swila", "hybrid-temporal-swila")
 BASELINE = "fla-gdn"
+# flash-linear-attention's loss sums the gradient of the head's weight by float32 products, which torch computes without
+# tensor cores unless it is allowed to round their operands to TensorFloat-32
+TF32_BASELINE = "fla-gdn-tf32"
+BASELINES = (BASELINE, TF32_BASELINE)
 
 # prefixes and names of flash-linear-attention's parameters -> those of our model
 _OURS = {
@@ -36,7 +42,7 @@ def check_name(model: str, size: str) -> None:
 
 def preset_of(model: str, size: str) -> str:
     """Return the preset with the dimensions of a model: its own, or for the baseline that of our GDN."""
-    return f"{'gdn' if model == BASELINE else model}-{size}"
+    return f"{'gdn' if model in BASELINES else model}-{size}"
 
 
 def config_of(model: str, size: str, depth: int | None = None) -> SwiLAConfig:
@@ -53,7 +59,7 @@ def make_model(
     """Return a model in training mode, with random weights in this dtype.
 
     Args:
-        model: One of :data:`MODELS`, or :data:`BASELINE`.
+        model: One of :data:`MODELS` or :data:`BASELINES`.
         size: Size of the preset.
         device: Device of the weights.
         dtype: Dtype of all weights.
@@ -64,7 +70,7 @@ def make_model(
     config = config_of(model, size, depth)
     torch.manual_seed(0)
     with torch.device(device):
-        if model == BASELINE:
+        if model in BASELINES:
             return fla_model(config).to(dtype).train()
         made = SwiLAForCausalLM(config).to(dtype).train()
     for block in made.model.layers:
@@ -103,6 +109,17 @@ def fla_model(ours: SwiLAConfig) -> Any:
 def kernel_of(model: str) -> str:
     """Return whose kernel the Gated DeltaNet layers of a model use in training: ``"fla"`` if it is installed."""
     return "fla" if "gdn" in model and fla.unusable() is None else "auto"
+
+
+@contextmanager
+def products_of(model: str) -> Iterator[None]:
+    """Within this context, float32 matrix products are those of a model: in TensorFloat-32 for one of the baselines."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if model == TF32_BASELINE else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def loss_of(model: Any, tokens: Tensor) -> Tensor:

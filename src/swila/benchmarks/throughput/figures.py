@@ -6,13 +6,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swila.benchmarks.throughput.contenders import BASELINE, MODELS
+from swila.benchmarks.throughput.contenders import BASELINES, MODELS
 from swila.plots import About, Look
 from swila.plots.looks import LOOKS
 from swila.plots.throughput import ThroughputLine, throughput_figure
 
 KINDS = ("throughput-training", "throughput-generation")
-_BASELINE_LOOK = Look("GDN, FLA's model", "#000000", ".")
+_BASELINE_LOOKS = dict(
+    zip(
+        BASELINES,
+        (Look("GDN, FLA's model", "#000000", "."), Look("GDN, FLA's model, TF32 products", "#808080", ".")),
+        strict=True,
+    )
+)
 
 
 def is_throughput(record: dict[str, Any]) -> bool:
@@ -74,13 +80,13 @@ def _generation(record: dict[str, Any], out: Path) -> list[Path]:
 
 def _lines(rows: Sequence[dict[str, Any]], size: Callable[[dict[str, Any]], int]) -> list[ThroughputLine]:
     lines = []
-    for model in sorted({row["model"] for row in rows}, key=[*MODELS, BASELINE].index):
+    for model in sorted({row["model"] for row in rows}, key=[*MODELS, *BASELINES].index):
         mine = sorted((row for row in rows if row["model"] == model), key=size)
         timed = [row for row in mine if row["status"] == "timed"]
         points = [(size(row), row["tokens_per_second"], row["peak_bytes"]) for row in timed]
         lacking = [size(row) for row in mine if row["status"] == "out of memory"]
-        look = _BASELINE_LOOK if model == BASELINE else LOOKS[model]
-        lines.append(ThroughputLine(look, points, lacking, model == BASELINE))
+        look = _BASELINE_LOOKS.get(model) or LOOKS[model]
+        lines.append(ThroughputLine(look, points, lacking, model in BASELINES))
     return lines
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swila.benchmarks.baselines import gdn_backward_allowed
 from swila.benchmarks.throughput.checks import compile_blocks, why_refused
-from swila.benchmarks.throughput.contenders import BASELINE, kernel_of, loss_of, make_model
+from swila.benchmarks.throughput.contenders import BASELINE, kernel_of, loss_of, make_model, products_of
 from swila.benchmarks.throughput.kernels import profiled
 from swila.benchmarks.throughput.memory import forget_peak, free, in_short, out_of_memory, peak_bytes, synchronize
 from swila.benchmarks.throughput.results import Results
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     """A model at one length.
 
     Attributes:
-        model: Architecture, one of :data:`~swila.benchmarks.throughput.contenders.MODELS`, or the baseline.
+        model: Architecture, one of :data:`~swila.benchmarks.throughput.contenders.MODELS`, or a baseline.
         length: Tokens of a sequence, T.
         batch: Sequences of an update.
         compiled: Whether the blocks are compiled.
@@ -139,7 +139,12 @@ def measure(
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=device.startswith("cuda"))
     shape, generator = (case.batch, case.length), torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, shape, generator=generator).to(device)
-    losses = [update(model, optimizer, tokens, micro_batch) for _ in range(setting.warm_up)]
+
+    def once() -> Tensor:
+        with products_of(case.model):
+            return update(model, optimizer, tokens, micro_batch)
+
+    losses = [once() for _ in range(setting.warm_up)]
     check(case, setting, results, report)
     report(f"{case.model}, T {case.length:,}: timing")
     synchronize(device)
@@ -147,7 +152,7 @@ def measure(
     times = []
     for _ in range(setting.updates):
         began = time.perf_counter()
-        losses.append(update(model, optimizer, tokens, micro_batch))
+        losses.append(once())
         synchronize(device)
         times.append(time.perf_counter() - began)
     mean = sum(times) / len(times)
@@ -161,7 +166,7 @@ def measure(
     }
     if setting.profile and device.startswith("cuda"):
         report(f"{case.model}, T {case.length:,}: profile")
-        found["profile"] = profiled(lambda: update(model, optimizer, tokens, micro_batch))
+        found["profile"] = profiled(once)
     return found
 
 
@@ -193,10 +198,10 @@ def check(case: Case, setting: Setting, results: Results, report: Callable[[str]
         raise Refused(reason)
 
 
-def ratio(results: dict[str, Any], row: dict[str, Any], field: str) -> float | None:
-    """Return a field of a row over that of the baseline at the same length and batch, or None without either."""
+def ratio(results: dict[str, Any], row: dict[str, Any], field: str, baseline: str = BASELINE) -> float | None:
+    """Return a field of a row over that of a baseline at the same length and batch, or None without either."""
     for other in results["rows"]:
         same = (other["length"], other["batch"]) == (row["length"], row["batch"])
-        if other["model"] == BASELINE and same and other.get(field) and row.get(field):
+        if other["model"] == baseline and same and other.get(field) and row.get(field):
             return row[field] / other[field]
     return None
