@@ -3,9 +3,12 @@
 import importlib.util
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from swila.ops.fused.choice import use_fused
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -31,9 +34,29 @@ def profile():
 def test_cases_are_read_from_words(times):
     assert times.Case.parse("temporal:8,4096,2") == times.Case("temporal", (8, 4096, 2), False)
     assert times.Case.parse("plain:1,64,2:s").stats
-    for word in ("plain:1,64", "plain:1,64,2:x"):
+    assert times.Case.parse("conv:4096") == times.Case("conv", (4096,))
+    for word in ("plain:1,64", "plain:1,64,2:x", "plain:1,64,x", "plain:4096", "conv", "conv:1,64,2", "conv:64:s"):
         with pytest.raises(SystemExit, match="a case must be"):
             times.Case.parse(word)
+
+
+@pytest.mark.parametrize("name", ["conv", "norm", "heads", "swiglu", "expand"])
+def test_pieces_are_checked_against_plain_torch(times, name, monkeypatch):
+    assert name in times.PIECES
+    work = times.piece(name, 40, "cpu")
+    with use_fused(name != "expand"):  # the interpreter has no products of bfloat16
+        found = times.errors_of(work)
+    assert list(found) == ["output", *(leaf for leaf, t in work.leaves.items() if t.requires_grad)]
+    assert times.wrong({name: found}) == []
+    flawed = replace(work, function=lambda **x: [2 * part for part in work.function(**x)])
+    assert times.wrong({name: times.errors_of(flawed)}) == [name]
+
+
+def test_times_beside_the_least(times):
+    ms = {"forward": 0.25, "both": 1.0}
+    assert times.in_short("plain:1,64,2", ms) == "plain:1,64,2 0.250 1.000"
+    ms |= {"forward at least": 0.2, "both at least": 0.5}
+    assert times.in_short("conv:64", ms) == "conv:64 0.250 1.000 (at least 0.200 0.500)"
 
 
 @pytest.mark.parametrize("error", [0.031, math.inf, math.nan])

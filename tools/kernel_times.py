@@ -1,11 +1,13 @@
-"""Time the CUDA kernels of several versions of the sources in turns, after a check of each.
+"""Time the kernels of several versions of the sources in turns, after a check of each.
 
-    python tools/kernel_times.py --tree src --tree ../before/src temporal:8,4096,8 plain:1,65536,8 plain:16,4096,8:s
+    python tools/kernel_times.py --tree src --tree ../before/src temporal:8,4096,8 plain:16,4096,8:s conv:32768
 
-A case is a variant and B,T,H, with K = V = 64 and J = 4 in bfloat16; ``:s`` asks for routing statistics. Every tree
-runs in processes of its own. First all trees compile at once, and output and gradients of a short sequence are compared
-with the blocked backend in float32. Then the trees take turns. A time is the median over groups of calls that follow
-each other without a pause, so that host time does not count where a call takes longer on the device.
+A case of the operation is a variant and B,T,H, with K = V = 64 and J = 4 in bfloat16; ``:s`` asks for routing
+statistics. A case of a fused piece is its name (conv, norm, heads, swiglu, expand) and a number of tokens, with the
+sizes of SwiLA at 374M; beside its times are those of moving its bytes at the bandwidth of a copy. Every tree runs in
+processes of its own. First all trees compile at once, and output and gradients of a short sequence are compared with
+plain torch in float32. Then the trees take turns. A time is the median over groups of calls that follow each other
+without a pause, so that host time does not count where a call takes longer on the device.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,79 +27,157 @@ from typing import Any
 ALLOWED = 0.03  # relative error against float32, a few times that of bfloat16 operands
 CHECKED_TOKENS = 96
 GROUPS, CALLS = 5, 8
+PIECES = ("conv", "norm", "heads", "swiglu", "expand")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call: variant of the recurrence, sizes, and whether it returns routing statistics."""
+    """A call: variant of the recurrence or name of a piece, sizes, and whether it returns routing statistics."""
 
-    variant: str
-    sizes: tuple[int, int, int]
-    stats: bool
+    name: str
+    sizes: tuple[int, ...]
+    stats: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Case:
         """Return the case that a word of the command line stands for."""
-        variant, sizes, *rest = text.split(":")
-        numbers = tuple(map(int, sizes.split(",")))
-        if len(numbers) != 3 or rest not in ([], ["s"]):
-            raise SystemExit(f"a case must be VARIANT:B,T,H or VARIANT:B,T,H:s, got {text}")
-        return cls(variant, (numbers[0], numbers[1], numbers[2]), rest == ["s"])
+        name, *rest = text.split(":")
+        sizes = tuple(int(number) if number.isdigit() else 0 for number in (rest or [""])[0].split(","))
+        numbers, options = (1, ([],)) if name in PIECES else (3, ([], ["s"]))
+        if len(sizes) != numbers or not all(sizes) or rest[1:] not in options:
+            raise SystemExit(f"a case must be VARIANT:B,T,H, VARIANT:B,T,H:s or {'|'.join(PIECES)}:TOKENS, got {text}")
+        return cls(name, sizes, rest[1:] == ["s"])
 
 
-def operands(case: Case, tokens: int | None = None) -> tuple[dict[str, Any], Any]:
-    """Return the inputs of a case and the gradient of its output."""
-    import torch
+@dataclass(frozen=True)
+class Work:
+    """What is timed.
 
+    Attributes:
+        function: Function of the leaves; returns its results.
+        reference: The same in plain torch.
+        leaves: Inputs by name.
+        elements: Numbers of elements that a forward and a backward read and write at least; None for the operation.
+    """
+
+    function: Callable[..., list[Any]]
+    reference: Callable[..., list[Any]]
+    leaves: dict[str, Any]
+    elements: tuple[int, int] | None = None
+
+
+def work_of(case: Case, tokens: int | None = None) -> Work:
+    """Return the work of a case, with fewer tokens if a number is given."""
+    if case.name in PIECES:
+        return piece(case.name, tokens or case.sizes[0])
     from swila.benchmarks.baselines import inputs_of
+    from swila.ops import switching_delta_rule
     from swila.testing import VARIANTS, Shape
 
     B, T, H = case.sizes
-    call = inputs_of(VARIANTS[case.variant], Shape(B=B, T=tokens or T, H=H, K=64, V=64, J=4), "cuda")
-    return call, torch.randn_like(call["v"])
+    leaves = inputs_of(VARIANTS[case.name], Shape(B=B, T=tokens or T, H=H, K=64, V=64, J=4), "cuda")
+
+    def run(backend: str, **x: Any) -> list[Any]:
+        found = switching_delta_rule(**x, routing_stats=case.stats, backend=backend)
+        return [found.output, *(found.stats or ())]
+
+    return Work(partial(run, "cuda"), partial(run, "blocked"), leaves)
+
+
+def piece(name: str, N: int, device: str = "cuda") -> Work:
+    """Return the work of a fused piece on N tokens; leaves of half precision are parts of wider rows, as in a layer."""
+    import torch
+    from torch.nn import functional as F
+
+    from swila.ops.fused import expand, rms_norm, short_conv, swiglu
+
+    def drawn(*shape: int, grad: bool = True) -> Any:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16).requires_grad_(grad)
+
+    if name == "conv":
+        leaves = {"x": drawn(1, N, 1728), "weight": drawn(512, 4)}
+
+        def part(call: Callable[..., Any], x: Any, weight: Any) -> list[Any]:
+            return [call(x[..., 512:1024], weight, head_dim=64)]
+
+        run, reference = partial(part, short_conv.short_conv), partial(part, short_conv.short_conv_in_torch)
+        return Work(run, reference, leaves, (2 * 512 * N, 3 * 512 * N))
+    if name in ("norm", "heads"):
+        shape = (N, 1024) if name == "norm" else (N, 8, 64)
+        leaves = {"x": drawn(*shape), "weight": drawn(shape[-1])}
+        size = leaves["x"].numel()
+
+        def normed(call: Callable[..., Any], x: Any, weight: Any) -> list[Any]:
+            return [call(x, weight, 1e-5)]
+
+        run, reference = partial(normed, rms_norm.rms_norm), partial(normed, rms_norm.rms_norm_reference)
+        return Work(run, reference, leaves, (2 * size, 3 * size))
+    if name == "swiglu":
+
+        def gated(call: Callable[..., Any], both: Any) -> list[Any]:
+            return [call(*both.chunk(2, -1))]
+
+        size = 3312 * N
+        run, reference = partial(gated, swiglu.swiglu), partial(gated, swiglu.swiglu_reference)
+        return Work(run, reference, {"both": drawn(N, 2 * 3312)}, (3 * size, 5 * size))
+    leaves = {"low": drawn(N, 64, grad=False), "up": drawn(2048, 64, grad=False)}
+    return Work(
+        lambda low, up: [expand.expand(low, up / 8, True)],
+        lambda low, up: [F.linear(low, up / 8).sigmoid()],
+        leaves,
+        (2048 * N, 0),
+    )
 
 
 def errors(case: Case) -> dict[str, float]:
-    """Return relative errors of output and gradients against the blocked backend in float32."""
+    """Return relative errors of results and gradients against plain torch in float32."""
+    return errors_of(work_of(case, CHECKED_TOKENS))
+
+
+def errors_of(work: Work) -> dict[str, float]:
+    """Return the relative errors of some work."""
     import torch
 
-    from swila.ops import switching_delta_rule
+    def results(call: Callable[..., list[Any]], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        x = {name: t.detach().to(dtype).requires_grad_(t.requires_grad) for name, t in work.leaves.items()}
+        output, *others = call(**x)
+        found = {"output": output.detach().float()}
+        wanted = {name: t for name, t in x.items() if t.requires_grad}
+        if wanted:
+            weight = torch.linspace(-1, 1, output.numel(), device=output.device).sin().view(output.shape)
+            loss = (output.float() * weight).sum() + sum(part.sum() for part in others)
+            found |= dict(
+                zip(wanted, (g.float() for g in torch.autograd.grad(loss, list(wanted.values()))), strict=True)
+            )
+        return found
 
-    call, dout = operands(case, CHECKED_TOKENS)
-
-    def results(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        x = {name: t.detach().to(dtype).requires_grad_() for name, t in call.items()}
-        found = switching_delta_rule(**x, routing_stats=case.stats, backend=backend)
-        loss = (found.output.float() * dout.float()).sum()
-        if case.stats:
-            loss = loss + sum(part.sum() for part in found.stats)
-        return [found.output.detach().float(), *(g.float() for g in torch.autograd.grad(loss, list(x.values())))]
-
-    pairs = zip(results("cuda", torch.bfloat16), results("blocked", torch.float32), strict=True)
-    return {name: ((a - b).norm() / b.norm()).item() for name, (a, b) in zip(["output", *call], pairs, strict=True)}
+    found, truth = results(work.function, torch.bfloat16), results(work.reference, torch.float32)
+    return {name: ((found[name] - value).norm() / value.norm()).item() for name, value in truth.items()}
 
 
 def times(case: Case) -> dict[str, float]:
-    """Return the milliseconds of a forward, and of a forward and backward."""
+    """Return the milliseconds of a forward, of a forward and backward, and of moving their bytes at a copy's speed."""
     import torch
 
-    from swila.ops import switching_delta_rule
-
-    call, dout = operands(case)
+    work = work_of(case)
+    wanted = [t for t in work.leaves.values() if t.requires_grad]
+    gradient = torch.randn_like(work.function(**work.leaves)[0])
 
     def forward() -> Any:
-        return switching_delta_rule(**call, routing_stats=case.stats, backend="cuda").output
+        return work.function(**work.leaves)[0]
 
     def both() -> None:
-        torch.autograd.grad(forward(), list(call.values()), dout)
+        output = forward()
+        if wanted:
+            torch.autograd.grad(output, wanted, gradient)
 
-    def timed(work: Callable[[], object]) -> float:
+    def timed(call: Callable[[], object]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         found = []
         for _ in range(GROUPS):
             begin.record()
             for _ in range(CALLS):
-                work()
+                call()
             end.record()
             torch.cuda.synchronize()
             found.append(begin.elapsed_time(end) / CALLS)
@@ -104,7 +185,14 @@ def times(case: Case) -> dict[str, float]:
 
     both()
     both()
-    return {"forward": timed(forward), "both": timed(both)}
+    found = {"forward": timed(forward), "both": timed(both)}
+    if work.elements is not None:
+        source = torch.empty(2**29, dtype=torch.bfloat16, device=gradient.device)
+        copied = torch.empty_like(source)
+        an_element = timed(lambda: copied.copy_(source)) / (2 * source.numel())
+        found["forward at least"] = work.elements[0] * an_element
+        found["both at least"] = sum(work.elements) * an_element
+    return found
 
 
 def child(mode: str, cases: list[Case]) -> None:
@@ -133,10 +221,18 @@ def wrong(found: dict[str, dict[str, float]]) -> list[str]:
     return [case for case, errors in found.items() if not all(error <= ALLOWED for error in errors.values())]
 
 
+def in_short(case: str, ms: dict[str, float]) -> str:
+    """Return the times of a case as they are printed."""
+    least = f" (at least {ms['forward at least']:.3f} {ms['both at least']:.3f})" if "both at least" in ms else ""
+    return f"{case} {ms['forward']:.3f} {ms['both']:.3f}{least}"
+
+
 def main() -> None:
     """Check all trees at once, then time them in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", metavar="CASE", help="VARIANT:B,T,H, or VARIANT:B,T,H:s with statistics")
+    parser.add_argument(
+        "cases", nargs="+", metavar="CASE", help="VARIANT:B,T,H, with :s for statistics, or PIECE:TOKENS"
+    )
     parser.add_argument("--tree", action="append", type=Path, help="folder that holds the package; default: src")
     parser.add_argument("--turns", type=int, default=2, help="number of turns")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
@@ -161,8 +257,7 @@ def main() -> None:
         for tree in right:
             found = answers(start(tree, "time", given.cases), given.cases)
             turns.append({"tree": str(tree), "times": found})
-            told = ", ".join(f"{case} {ms['forward']:.3f} {ms['both']:.3f}" for case, ms in found.items())
-            print(f"{tree}: forward, forward + backward: {told}", flush=True)
+            print(f"{tree}: forward, forward + backward: {', '.join(map(in_short, found, found.values()))}", flush=True)
     if given.out:
         errors_of = {str(tree): found for tree, found in checked.items()}
         given.out.write_text(json.dumps({"errors": errors_of, "turns": turns}, indent=1) + "\n")
