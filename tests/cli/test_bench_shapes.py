@@ -1,9 +1,11 @@
 """Shapes of ``swila bench op``: several on a GPU, and those with few lanes."""
 
+from contextlib import nullcontext
+
 import pytest
 from typer.testing import CliRunner
 
-from swila.benchmarks import baselines
+from swila.benchmarks import baselines, tuned
 from swila.cli.app import app
 
 
@@ -47,10 +49,19 @@ def test_few_lanes_are_compared_with_gdn(asked):
     assert asked("--few-lanes", "--baseline", "KDA")[1] == ("KDA",)
 
 
+def test_a_file_of_tuned_configurations(asked, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(tuned, "kept_in", lambda choices: given.append(choices and choices.path) or nullcontext())
+    asked("--few-lanes")
+    asked("--few-lanes", "--tuned", str(tmp_path / "tuned.json"))
+    assert given == [None, tmp_path / "tuned.json"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--few-lanes"], "few-lanes needs a GPU"),
+        (["--tuned", "t.json"], "tuned needs a GPU"),
         (["--few-lanes", "--shape", "B1"], "few-lanes and shape must not both be given"),
         (["--shape", "B1", "--shape", "B2"], "shape must be given once for a comparison of backends, got B1, B2"),
     ],

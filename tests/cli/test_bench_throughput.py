@@ -1,12 +1,14 @@
 """``swila bench training`` and ``swila bench generation`` as a user runs them, on a CPU with tiny models."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("transformers")
 
+from swila.benchmarks import tuned
 from swila.benchmarks.throughput import generation, training
 from swila.benchmarks.throughput.contenders import MODELS
 from swila.cli.app import app
@@ -73,6 +75,15 @@ def test_the_baseline_comes_first_on_a_gpu(monkeypatch, tmp_path):
     asked.clear()
     assert CliRunner().invoke(app, [*arguments, "--fla-compile", "--no-fla-tf32"]).exit_code == 0
     assert [(case.model, case.compiled) for case in asked] == [("fla-gdn", True), ("swila", True)]
+
+
+def test_a_file_of_tuned_configurations(run, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(training, "benchmark", lambda *_: [])
+    monkeypatch.setattr(tuned, "kept_in", lambda choices: given.append(choices and choices.path) or nullcontext())
+    for more in ([], ["--tuned", tmp_path / "tuned.json"]):
+        assert run("training", "--model", "swila", "--out", tmp_path / "t.json", *more).exit_code == 0
+    assert given == [None, tmp_path / "tuned.json"]
 
 
 def test_a_red_check_is_the_exit_status(run, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from swila.cli.bench_generation import generation as generation_throughput
 from swila.cli.bench_pretraining import pretraining
 from swila.cli.bench_training import training
 from swila.cli.options import (
+    Tuned,
     fail,
     needs_transformers,
     one_line_errors,
@@ -63,6 +64,7 @@ def op(
             "with --few-lanes GDN."
         ),
     ] = None,
+    tuned: Tuned = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -94,8 +96,8 @@ def op(
     if few_lanes and shape:
         fail("few-lanes and shape must not both be given: few-lanes is a list of shapes")
     if device.startswith("cuda") and variant is None and not backend:
-        return _against_baselines(shape, few_lanes, device, repeats, baseline, path)
-    for name, given in (("baseline", baseline), ("few-lanes", few_lanes)):
+        return _against_baselines(shape, few_lanes, device, repeats, baseline, tuned, path)
+    for name, given in (("baseline", baseline), ("few-lanes", few_lanes), ("tuned", tuned)):
         if given:
             fail(
                 f"{name} needs a GPU, and neither variant nor backend: otherwise there is no comparison with baselines"
@@ -250,7 +252,13 @@ bench.command()(pretraining)
 
 
 def _against_baselines(
-    shape: list[str] | None, few_lanes: bool, device: str, repeats: int, names: list[str] | None, path: Path
+    shape: list[str] | None,
+    few_lanes: bool,
+    device: str,
+    repeats: int,
+    names: list[str] | None,
+    tuned: Path | None,
+    path: Path,
 ) -> None:
     import json
     import re
@@ -260,6 +268,7 @@ def _against_baselines(
     from rich.table import Table
 
     from swila.benchmarks.baselines import BASELINES, FEW_LANES, HEADINGS, MEASURES, SHAPES, benchmark, cells, pairs
+    from swila.benchmarks.tuned import Choices, kept_in
     from swila.environment import environment
     from swila.layers import fla
 
@@ -276,11 +285,12 @@ def _against_baselines(
         if reason := fla.unusable():
             console.print(f"[yellow]no baselines: {escape(reason)}[/]")
         about = {"benchmark": "op", "environment": environment(), "device": device, "repeats": repeats}
+        choices = Choices(tuned, environment()) if tuned else None
 
         def save(record: dict) -> None:
             path.write_text(json.dumps(about | record, indent=2) + "\n")
 
-        with console.status("starting") as status:
+        with console.status("starting") as status, kept_in(choices):
             record = benchmark(shapes, device, repeats, status.update, save, tuple(names or BASELINES))
     for found in record["shapes"]:
         title = " ".join(f"{name}{size}" for name, size in found["shape"].items())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swila.cli.options import fail, needs_transformers, one_line_errors, parse_device, parse_dtype
+from swila.cli.options import Tuned, fail, needs_transformers, one_line_errors, parse_device, parse_dtype
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +47,7 @@ def training(
     fla_compile: Annotated[
         bool, typer.Option("--fla-compile/--no-fla-compile", help="Compile the blocks of that model too.")
     ] = False,
+    tuned: Tuned = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also profile an update of each case, on a GPU.")] = False,
     updates: Annotated[int, typer.Option(help="Number of timed updates, after three others.", min=1)] = 3,
     device: Annotated[str, typer.Option(help="Device: cuda, cuda:1; cpu for a trial.")] = "cuda",
@@ -79,6 +80,7 @@ def training(
     from swila.benchmarks.throughput.contenders import BASELINES, MODELS, check_name
     from swila.benchmarks.throughput.results import Results
     from swila.benchmarks.throughput.training import KEYS, LENGTHS, Case, Setting, benchmark
+    from swila.benchmarks.tuned import Choices, kept_in
     from swila.layers import fla
 
     console = Console()
@@ -109,7 +111,8 @@ def training(
             "updates": updates,
         }
         results = Results(path, about, environment(), KEYS, fresh)
-        with console.status("starting") as status:
+        choices = Choices(tuned, environment()) if tuned else None
+        with console.status("starting") as status, kept_in(choices):
             new = benchmark(cases, setting, results, lambda text: status.update(escape(text)))
     console.print(_table(results.record))
     for row in results.record["rows"]:

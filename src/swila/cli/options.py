@@ -6,13 +6,20 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
 
 if TYPE_CHECKING:
     import torch
 
     from swila.testing import Shape, Variant
 
+Tuned = Annotated[
+    Path | None,
+    typer.Option(help="File of tuned configurations of flash-linear-attention's kernels: read, and added to."),
+]
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
