@@ -44,6 +44,7 @@ struct Block {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   int arrived = 0, generation = 0, current = 0;
+  long steps = 0;  // how often a thread went on
   int named_arrived[16] = {}, named_generation[16] = {};
   ucontext_t main;
   jmp_buf back;
@@ -60,8 +61,12 @@ inline void yield_() {
 }
 inline void meet(int& arrived, int& generation, int count) {
   int mine = generation;
-  if (++arrived == count) { arrived = 0, generation++; return; }
-  while (generation == mine) yield_();
+  if (++arrived == count) {
+    arrived = 0, generation++;
+  } else {
+    while (generation == mine) yield_();
+  }
+  block->steps++;
 }
 inline Warp& warp() { return block->warps[block->current / 32]; }
 inline int lane_() { return block->current % 32; }
@@ -86,6 +91,7 @@ inline void run_block(int threads, unsigned index, int order, std::function<void
   b.fibers.resize(threads);
   b.warps.resize(threads / 32);
   blockIdx.x = index;
+  long seen = -1;
   for (long rounds = 0;; rounds++) {
     if (rounds == 3000000) {
       fprintf(stderr, "threads wait for each other for ever\n");
@@ -95,11 +101,14 @@ inline void run_block(int threads, unsigned index, int order, std::function<void
       abort();
     }
     bool any = false;
+    const bool late = b.steps == seen;  // nothing else can go on
+    seen = b.steps;
     for (int i = 0; i < threads; i++) {
       int id = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 7 + 3) % threads;
       Fiber& f = b.fibers[id];
       if (f.done) continue;
       any = true;
+      if (order > 2 && (id / 32 == order - 3) != late) continue;
       b.current = id;
       if (_setjmp(b.back) == 0) {
         if (!f.started) {

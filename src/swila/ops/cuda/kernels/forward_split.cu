@@ -4,7 +4,8 @@
 // state, 32 columns each, and compute the matrix products: during the substitution of a chunk they compute the outputs of the
 // chunk before, update the state, start the chunk after, and provide errors, rates and priors.
 // With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second,
-// small term waits for the substitution. The remaining warps compute the query mix.
+// small term waits for the substitution. The remaining warps compute the query mix, and with temporal priors the statistics of the
+// responsibilities, which the substituting warps leave in the place of the priors.
 #define ALL_BY_TOKEN
 #include "forward.cuh"
 #include "vectors.cuh"
@@ -13,6 +14,7 @@ static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 witho
 constexpr int STAGES = 3;  // the current chunk, the next one, and one being fetched
 constexpr int SOLVERS = (VB + 31) / 32, MIXERS = SOLVERS;  // warps that substitute, and that mix
 constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS), WITH_SOLVERS = NT + 32 * SOLVERS, WITH_MIXERS = NT + 32 * MIXERS;
+constexpr bool SHARES_GIVEN = STATS && KEY_GATE, OWN_STATS = STATS && !SHARES_GIVEN;  // of the substituting warps
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
@@ -27,7 +29,8 @@ constexpr int AT_GRAMS = AT_C + WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS, AT_GIVEN
 constexpr int RATE = 0, PRIOR = WIDE, STAY = 2 * WIDE;
 NEEDS(AT_GIVEN + 2 * GIVEN, ALL_THREADS)
 
-enum { PREDICTED = 1, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED };
+// The last two have a number for odd chunks as well: who announces may be a chunk ahead of who waits.
+enum { PREDICTED = 1, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED, SHARES, SHARES_USED = SHARES + 2 };
 
 // Of logarithms to base 2, the shares that are still to be multiplied by what is returned: their inverse sum. With statistics, also
 // the entropy of the shares, log Σ_i exp z_i - Σ_j r_j z_j.
@@ -77,7 +80,8 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
   for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     char* c_tile = shared + AT_C + warp * PAIR_PLANE;
-    const char *given = shared + AT_GIVEN + (chunk & 1) * GIVEN, *stays = given + STAY;
+    char* given = shared + AT_GIVEN + (chunk & 1) * GIVEN;
+    const char* stays = given + STAY;
     const float* gram = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 2 * 32 * 16);
     const i64 t0 = w.span.begin + (i64)chunk * C;
     const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
@@ -110,7 +114,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
         float c[J], inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
 #pragma unroll
         for (int j = 0; j < J; j++) c[j] = rate.x[j] * x[t][j];
-        if constexpr (NORMALIZE && KEY_GATE && !STATS) {  // without a logarithm of the priors, which would be in the chain as well
+        if constexpr (NORMALIZE && KEY_GATE) {  // without a logarithm of the priors, which would be in the chain as well
           float likelihood[J], sum;
 #pragma unroll
           for (int j = 0; j < J; j++) likelihood[j] = -x[t][j] * x[t][j];
@@ -140,9 +144,15 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           } else {
             c[j] *= r[j], c[j] *= inverse;
           }
-          if (STATS && t < valid_part) used[j] += r[j];
+          if (OWN_STATS && t < valid_part) used[j] += r[j];
         }
-        if (STATS && t < valid_part) spread += NORMALIZE ? entropy : entropy_of(r);
+        if (OWN_STATS && t < valid_part) spread += NORMALIZE ? entropy : entropy_of(r);
+        if constexpr (SHARES_GIVEN) {
+          Vector share = {};
+#pragma unroll
+          for (int j = 0; j < J; j++) share.x[j] = r[j];
+          if (alive) *(Vector*)(given + PRIOR + vector_at(t, dim)) = share;
+        }
         // Of the last part, what follows the chunk is computed too and not used: without a branch, in the time of the chain.
 #pragma unroll
         for (int i = 0; i < C; i += 4)
@@ -169,21 +179,22 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
         for (int j = 0; j < J; j++) x[t][j] = x[t + PART][j];
     }
     announce(WRITTEN_ALL, WITH_SOLVERS);
+    if (SHARES_GIVEN) announce(SHARES + (chunk & 1), 32 * (SOLVERS + MIXERS));
   }
   if (alive) {
 #pragma unroll
     for (int j = 0; j < J; j++) {
       if (KEY_GATE && a.r_out) a.r_out[at + j * V] = r[j];
-      if (STATS) a.stats[at + j * V] = used[j], a.stats[a.N * a.H * J * V + at + j * V] = j ? 0.f : spread;  // of all mixtures
+      if (OWN_STATS) a.stats[at + j * V] = used[j], a.stats[a.N * a.H * J * V + at + j * V] = j ? 0.f : spread;  // of all mixtures
     }
   }
 }
 
-// One output dim per lane: the query mix.
+// One output dim per lane: the query mix, and statistics of what is given.
 DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int lane) {
   const OutputDim o(w, mixer * 32 + lane);
   const auto [alive, dim, warp, column, at] = o;
-  float rho[J], used[J] = {}, spread = 0.f;
+  float rho[J], used[J] = {}, spread = 0.f, keys_used[J] = {}, keys_spread = 0.f;
 #pragma unroll
   for (int j = 0; j < J; j++) rho[j] = QUERY_GATE && a.rho && alive ? a.rho[at + j * V] : 1.f / J;
   for (int chunk = 0; chunk < w.chunks; chunk++) {
@@ -224,12 +235,35 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
       }
     }
     announce(MIXED, WITH_MIXERS);
+    if constexpr (SHARES_GIVEN) {
+      const char* shares = shared + AT_GIVEN + (chunk & 1) * GIVEN + PRIOR;
+      await(SHARES + (chunk & 1), 32 * (SOLVERS + MIXERS));
+#pragma unroll 1
+      for (int from = 0; from < C; from += 4) {
+        float share[4][J];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const Vector given = *(const Vector*)(shares + vector_at(from + i, dim));
+#pragma unroll
+          for (int j = 0; j < J; j++) share[i][j] = given.x[j];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          if (from + i >= valid) continue;
+#pragma unroll
+          for (int j = 0; j < J; j++) keys_used[j] += share[i][j];
+          keys_spread += entropy_of(share[i]);
+        }
+      }
+      if (chunk + 1 < w.chunks) announce(SHARES_USED + (chunk & 1), WITH_MIXERS);
+    }
   }
   if (alive) {
     const i64 all = a.N * a.H * J * V;
 #pragma unroll
     for (int j = 0; j < J; j++) {
       if (a.rho_out) a.rho_out[at + j * V] = rho[j];
+      if (SHARES_GIVEN) a.stats[at + j * V] = keys_used[j], a.stats[all + at + j * V] = j ? 0.f : keys_spread;
       if (STATS) a.stats[2 * all + at + j * V] = used[j], a.stats[3 * all + at + j * V] = j ? 0.f : spread;
     }
   }
@@ -413,6 +447,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         product(S[nt], qf, b), product(u[nt], nf, b);
       }
     }
+    if (SHARES_GIVEN && chunk > 0) await(SHARES_USED + (~chunk & 1), WITH_MIXERS);  // of the chunk before, whose place rates take
     give_rates(chunk + 1);
     load_values(v, chunk + 1);
     await(WRITTEN_ALL, WITH_SOLVERS);
