@@ -45,7 +45,7 @@ class Emulator:
     """A launcher that runs kernels on the CPU.
 
     Args:
-        order: Order in which threads run between barriers: 0, 1 or 2. With 3 + n, warp n runs only where the others wait.
+        order: Order in which threads run between barriers: 0, 1 or 2; with 3 + n, warp n runs where all others wait.
         warps: Largest number of warps per block, for kernels that may have fewer.
         limit: Bytes of shared memory per block.
         processors: Number of multiprocessors, over which kernels spread.
