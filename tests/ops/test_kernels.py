@@ -76,6 +76,7 @@ def test_likelihoods_far_apart(kernels, device, name):
         assert found.output.isfinite().all()
         usage = found.stats.key_usage[:, j]
         torch.testing.assert_close(usage, torch.ones_like(usage))
+        torch.testing.assert_close(found.stats.key_entropy, torch.zeros_like(found.stats.key_entropy))
         without = switching_delta_rule(**call, backend=kernels)  # takes another path
         torch.testing.assert_close(without.output, found.output)
 
@@ -265,15 +266,17 @@ def test_mixed_dtypes_and_strides(kernels, device):
     assert_right(call, kernels)
 
 
-@pytest.mark.parametrize(("name", "T"), [("gated-temporal", 20), ("temporal", 69), ("plain", 69)])
-def test_same_bits_whatever_the_order_of_threads(name, T):
+@pytest.mark.parametrize(
+    ("name", "T", "processors"), [("gated-temporal", 20, 4), ("temporal", 69, 4), ("plain", 69, 4), ("temporal", 69, 1)]
+)
+def test_same_bits_whatever_the_order_of_threads(name, T, processors):
     """Without a decay warps have different work, and wait for each other in pairs of roles; each is late once."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
     call = make_call(VARIANTS[name], Shape(B=1, T=T, H=1, K=16, V=16, J=4), dtype=BF16)
     found = []
     for order in range(10):
-        runs = Kernels(Emulator(order=order))
+        runs = Kernels(Emulator(order=order, processors=processors))
         register_backend(Backend("emulated", "", runs.forward, runs.backward, saved_like))
         found.append(evaluate(call, "emulated"))
         unregister_backend("emulated")

@@ -8,14 +8,6 @@
 // Gram matrices of a chunk as operands [16, 16]: A_ts = k_t · k_s for s < t, P_ts = q_t · k_s for s ≤ t, and the transpose of P.
 // As accumulators they are two tiles [16, 8], gram_a and gram_p.
 struct GramOperands { A16 A, P, P_t; };
-// Zero the entries [t, s] with s + below > t.
-DEVICE void mask(float (&x)[2][4], int below, const Place& p) {
-#pragma unroll
-  for (int h = 0; h < 2; h++)
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (h * 8 + p.quad * 2 + (i & 1) + below > p.row + (i >> 1) * 8) x[h][i] = 0.f;
-}
 
 // The state W of a warp's columns without a decay: in registers, or in shared memory where there are too few of them.
 struct State {

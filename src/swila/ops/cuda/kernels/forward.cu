@@ -16,7 +16,7 @@ NEEDS(STAGES * STAGE_BYTES + FIXED_BYTES, NT)
 KERNEL void __launch_bounds__(NT, 1) swila_forward(const Arguments a) {
   SHARED(shared);
   const Place p = place();
-  const Fetch fetch(a.H);
+  const Fetch<> fetch(a.H);
   char* mine = shared + STAGES * STAGE_BYTES + p.warp * WARP_BYTES;
   float* u_tile = (float*)(mine + WARP_U);
   char* c_tile = mine + WARP_C;

@@ -34,19 +34,19 @@ struct Arguments {
   i64 N, T, H;
 };
 
-// The inputs of 16 tokens into a stage; zeros after the end of the sequence.
-struct Fetch {
-  Pieces<1, K * (int)sizeof(TX), X_ROW> keys;
-  Pieces<1, VB * (int)sizeof(TX), V_ROW> values;
-  Pieces<J, VB * (int)sizeof(TB), B_ROW, BETA_TOKEN> rates;
-  Pieces<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN> key_logits;
-  Pieces<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN> query_logits;
-  Pieces<1, VB * (int)sizeof(TB), B_ROW> gates;
+// The inputs of 16 tokens into a stage, by some threads of a block; zeros after the end of the sequence.
+template <int THREADS = NT> struct Fetch {
+  Pieces<1, K * (int)sizeof(TX), X_ROW, X_ROW, THREADS> keys;
+  Pieces<1, VB * (int)sizeof(TX), V_ROW, V_ROW, THREADS> values;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW, BETA_TOKEN, THREADS> rates;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW, LK_TOKEN, THREADS> key_logits;
+  Pieces<J, VB * (int)sizeof(TB), B_ROW, BY_TOKEN, THREADS> query_logits;
+  Pieces<1, VB * (int)sizeof(TB), B_ROW, B_ROW, THREADS> gates;
   DecayPieces decays;
-  DEVICE Fetch(i64 H)
-      : keys(H * K * sizeof(TX), 0), values(H * V * sizeof(TX), 0), rates(H * J * V * sizeof(TB), V * sizeof(TB)),
-        key_logits(H * J * V * sizeof(TB), V * sizeof(TB)), query_logits(H * J * V * sizeof(TB), V * sizeof(TB)),
-        gates(H * V * sizeof(TB), 0), decays(decay_pieces(H)) {}
+  DEVICE Fetch(i64 H, u32 thread = threadIdx.x)
+      : keys(H * K * sizeof(TX), 0, thread), values(H * V * sizeof(TX), 0, thread), rates(H * J * V * sizeof(TB), V * sizeof(TB), thread),
+        key_logits(H * J * V * sizeof(TB), V * sizeof(TB), thread), query_logits(H * J * V * sizeof(TB), V * sizeof(TB), thread),
+        gates(H * V * sizeof(TB), 0, thread), decays(decay_pieces(H)) {}
   // `unit` is the number of the chunk and head, where decays were prepared.
   DEVICE void operator()(const Arguments& a, char* s, i64 t0, i64 stop, i64 head, int vt, i64 unit = 0) const {
     parted(a, s, s + STAGE_EARLY, t0 * a.H + head, t0 >= stop ? 0 : stop - t0 < C ? (int)(stop - t0) : C, vt, unit);

@@ -15,7 +15,7 @@ NEEDS(STAGES * STAGE_BYTES + NW * WARP_BYTES, NT)
 KERNEL void __launch_bounds__(NT, 1) swila_forward_pipelined(const Arguments a) {
   SHARED(shared);
   const Place p = place();
-  const Fetch fetch(a.H);
+  const Fetch<> fetch(a.H);
   char* mine = shared + STAGES * STAGE_BYTES + p.warp * WARP_BYTES;
   float *u_tile = (float*)(mine + WARP_U), *a_tiles = (float*)(mine + WARP_A);
   float *mix_tile = (float*)(mine + WARP_MIX), *prior_tile = (float*)(mine + WARP_PRIOR);

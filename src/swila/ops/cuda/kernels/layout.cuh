@@ -116,6 +116,15 @@ DEVICE Place place() {
   return p;
 }
 
+// Of two tiles [16, 8] of products between tokens, zero the entries [t, s] with s + below > t.
+DEVICE void mask(float (&x)[2][4], int below, const Place& p) {
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (h * 8 + p.quad * 2 + (i & 1) + below > p.row + (i >> 1) * 8) x[h][i] = 0.f;
+}
+
 // A tile of rows in shared memory, each 16 bytes longer than its contents so that rows fall into different banks.
 template <class T> constexpr int row_bytes(int n) { return n * (int)sizeof(T) + 16; }
 
@@ -258,16 +267,16 @@ template <class T, int R> DEVICE void load_column(float (&x)[C], const char* til
 
 // Copies R rows per token, for 16 tokens, into a tile; tokens from `valid` on become zeros. The pieces of a thread are computed
 // once and used for all tensors of one shape.
-template <int R, int BYTES, int ROW, int TOKEN = R * ROW> struct Pieces {
+template <int R, int BYTES, int ROW, int TOKEN = R * ROW, int THREADS = NT> struct Pieces {
   static constexpr int PER_ROW = BYTES / 16, PER_TOKEN = R * PER_ROW, ALL = C * PER_TOKEN;
-  static constexpr bool REGULAR = NT % PER_TOKEN == 0;  // then a thread's pieces are the same ones of several tokens
-  static constexpr int STEP = REGULAR ? NT / PER_TOKEN : 1, MINE = REGULAR ? (C + STEP - 1) / STEP : (ALL + NT - 1) / NT;
+  static constexpr bool REGULAR = THREADS % PER_TOKEN == 0;  // then a thread's pieces are the same ones of several tokens
+  static constexpr int STEP = REGULAR ? THREADS / PER_TOKEN : 1, MINE = REGULAR ? (C + STEP - 1) / STEP : (ALL + THREADS - 1) / THREADS;
   u32 thread, token_bytes, row_stride;
   DEVICE Pieces(i64 token_bytes, int row_stride, u32 thread = threadIdx.x)
       : thread(thread), token_bytes((u32)token_bytes), row_stride((u32)row_stride) {}
   // Which piece of which token is the thread's n-th, and its places in the tile and in memory.
-  DEVICE u32 token(int n) const { return REGULAR ? thread / PER_TOKEN + n * STEP : (n * NT + thread) / PER_TOKEN; }
-  DEVICE u32 piece(int n) const { return REGULAR ? thread % PER_TOKEN : (n * NT + thread) % PER_TOKEN; }
+  DEVICE u32 token(int n) const { return REGULAR ? thread / PER_TOKEN + n * STEP : (n * THREADS + thread) / PER_TOKEN; }
+  DEVICE u32 piece(int n) const { return REGULAR ? thread % PER_TOKEN : (n * THREADS + thread) % PER_TOKEN; }
   DEVICE u32 to(int n) const {
     if constexpr (REGULAR) return thread / PER_TOKEN * TOKEN + piece(0) / PER_ROW * ROW + piece(0) % PER_ROW * 16 + n * STEP * TOKEN;
     return token(n) * TOKEN + piece(n) / PER_ROW * ROW + piece(n) % PER_ROW * 16;
@@ -277,7 +286,7 @@ template <int R, int BYTES, int ROW, int TOKEN = R * ROW> struct Pieces {
     if constexpr (REGULAR) return thread / PER_TOKEN * token_bytes + within + n * STEP * token_bytes;
     return token(n) * token_bytes + within;
   }
-  static constexpr bool FULL = REGULAR ? C % STEP == 0 : ALL % NT == 0;  // every thread has MINE of them
+  static constexpr bool FULL = REGULAR ? C % STEP == 0 : ALL % THREADS == 0;  // every thread has MINE of them
   DEVICE void copy(char* tile, const void* base, int valid) const {
 #pragma unroll
     for (int n = 0; n < MINE; n++)

@@ -1,0 +1,164 @@
+#pragma once
+#include "forward_split_tiles.cuh"
+
+// Without temporal priors, shares are computed relative to the first mixture, whose own is one: the largest need not be found in the chain
+// from token to token. Where a sum of them passes this bound, the first one is far from likely, and the chunk is done again with the largest.
+constexpr bool FIRST_IS_ONE = NORMALIZE && !KEY_GATE;
+constexpr float MOST = 1e30f;
+template <bool B> struct Flag { static constexpr bool value = B; };
+
+// Shares r_j ∝ 2^(prior_j - x_j²), still to be multiplied by what is returned, and their entropy.
+DEVICE float unscaled_shares(float (&r)[J], const Vector& prior, const float (&x)[J], float& entropy) {
+#pragma unroll
+  for (int j = 0; j < J; j++) r[j] = prior.x[j] - x[j] * x[j];
+  return unscaled_softmax(r, entropy);
+}
+// The same relative to the first mixture, with the largest sum so far.
+DEVICE float shares_by_first(float (&r)[J], const Vector& prior, const float (&x)[J], float& entropy, float& most) {
+  float sum = 1.f, product = 0.f;
+  r[0] = 1.f;
+#pragma unroll
+  for (int j = 1; j < J; j++) {
+    const float z = (prior.x[j] - prior.x[0]) + x[0] * x[0] - x[j] * x[j];
+    r[j] = ex2(z), sum += r[j];
+    if (STATS) product += r[j] * z;
+  }
+  most = max_nan(sum, most);
+  const float inverse = rcp(sum);
+  if (STATS) entropy = softmax_entropy(sum, product, inverse);
+  return inverse;
+}
+
+// One output dim per lane: the substitution.
+DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solver, int lane) {
+  const OutputDim o(w, solver * 32 + lane);
+  const bool alive = o.alive;
+  const int dim = o.dim, warp = o.warp, column = o.column;
+  const i64 at = o.at;
+  float r[J], used[J] = {}, spread = 0.f;
+#pragma unroll
+  for (int j = 0; j < J; j++) r[j] = KEY_GATE && a.r && alive ? a.r[at + j * V] : 1.f / J;
+  for (int chunk = 0; chunk < w.chunks; chunk++) {
+    char* c_tile = shared + AT_C + warp * PAIR_PLANE;
+    char* given = shared + AT_GIVEN + (chunk & 1) * GIVEN;
+    const i64 t0 = w.span.begin + (i64)chunk * C;
+    const int valid = w.span.end - t0 < C ? (int)(w.span.end - t0) : C;
+    float* kept = nullptr;
+    if (KEY_GATE && a.kept_c && alive)
+      kept = a.kept_mix + (chunk_row(a.bounds, w.span, chunk, a.T) * w.warp_units + w.first_unit + warp) * KEPT_MIX;
+    auto keep = [&](int at) {
+#pragma unroll
+      for (int j = 0; j < JP; j++) kept[at + kept_lane(j, o.column)] = j < J ? r[j < J ? j : 0] : 0.f;
+    };
+    if (kept) keep(0);
+    await(PREDICTED, WITH_SOLVERS);
+    float used_before[J], most = 0.f;
+    const float spread_before = spread;
+#pragma unroll
+    for (int j = 0; j < J; j++) used_before[j] = used[j];
+    auto substitute_chunk = [&](auto by_first) {
+      constexpr bool BY_FIRST = decltype(by_first)::value;
+      char *at_c = c_tile, *at_given = given;
+      const char* stays = given + STAY;
+      const float* gram = (const float*)(shared + AT_GRAMS + (chunk & 1) * GRAMS + 2 * 32 * 16);
+      float x[C][J], before[J];
+#pragma unroll
+      for (int t = 0; t < C; t++) {
+        const Vector error = *(const Vector*)(shared + AT_U + vector_at(t, dim));
+#pragma unroll
+        for (int j = 0; j < J; j++) x[t][j] = error.x[j];
+      }
+#pragma unroll 1
+      for (int part = 0; part < PARTS; part++) {
+        const int valid_part = valid - part * PART;
+        u32 written[J][4];
+#pragma unroll
+        for (int t = 0; t < PART; t++) {
+          if (part * PART + t == C / 2 && kept) keep(KEPT_MIDDLE);
+          const Vector rate = *(const Vector*)(at_given + RATE + vector_at(t, dim));
+          const Vector prior = *(const Vector*)(at_given + PRIOR + vector_at(t, dim));
+          const float stay = KEY_GATE ? *(const float*)(stays + (t * GATE_ROW + dim) * 4) : 0.f;
+          float c[J], inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
+#pragma unroll
+          for (int j = 0; j < J; j++) c[j] = rate.x[j] * x[t][j];
+          if constexpr (NORMALIZE && KEY_GATE) {  // without a logarithm of the priors, which would be in the chain as well
+            float likelihood[J], sum;
+#pragma unroll
+            for (int j = 0; j < J; j++) likelihood[j] = -x[t][j] * x[t][j];
+            const float most = largest(likelihood);
+#pragma unroll
+            for (int j = 0; j < J; j++) {
+              r[j] = max_nan(stay * r[j] + prior.x[j], TINY) * ex2(likelihood[j] - most + AMPLE);
+              sum = j ? sum + r[j] : r[j];
+            }
+            inverse = rcp(sum);
+          } else if constexpr (NORMALIZE) {
+            if constexpr (BY_FIRST) inverse = shares_by_first(r, prior, x[t], entropy, most); else inverse = unscaled_shares(r, prior, x[t], entropy);
+          } else {
+#pragma unroll
+            for (int j = 0; j < J; j++) {
+              const float p = KEY_GATE ? max_nan(stay * r[j] + prior.x[j], TINY) : prior.x[j];
+              r[j] = p * ex2(-x[t][j] * x[t][j]);
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < J; j++) {
+            if constexpr (STATS || KEY_GATE) {
+              r[j] *= inverse, c[j] *= r[j];
+            } else {
+              c[j] *= r[j], c[j] *= inverse;
+            }
+            if (OWN_STATS && t < valid_part) used[j] += r[j];
+          }
+          if (OWN_STATS && t < valid_part) spread += NORMALIZE ? entropy : entropy_of(r);
+          if constexpr (SHARES_GIVEN) {
+            Vector share = {};
+#pragma unroll
+            for (int j = 0; j < J; j++) share.x[j] = r[j];
+            if (alive) *(Vector*)(at_given + PRIOR + vector_at(t, dim)) = share;
+          }
+          // Of the last part, what follows the chunk is computed too and not used: without a branch, in the time of the chain.
+#pragma unroll
+          for (int i = 0; i < C; i += 4)
+            if (i + 3 > t) {
+              float4_ row = *(const float4_*)&gram[t * C + i];
+#pragma unroll
+              for (int e = 0; e < 4; e++)
+#pragma unroll
+                for (int j = 0; j < J; j++)
+                  if (i + e > t) x[i + e][j] -= row.x[e] * c[j];
+            }
+#pragma unroll
+          for (int j = 0; j < J; j++) {
+            if (t % 2) written[j][t % 8 / 2] = pack_bf16(before[j], c[j]);
+            before[j] = c[j];
+            if (t % 8 == 7 && alive)
+              *(uint4_*)(at_c + pair_row(j * DPW + column) + t / 8 * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
+          }
+        }
+        at_given += PART * VB * JP * 4, stays += PART * GATE_ROW * 4, gram += PART * C + PART, at_c += PART * 2;
+#pragma unroll
+        for (int t = 0; t + PART < C; t++)
+#pragma unroll
+          for (int j = 0; j < J; j++) x[t][j] = x[t + PART][j];
+      }
+    };
+    substitute_chunk(Flag<FIRST_IS_ONE>());
+    if (FIRST_IS_ONE && __builtin_expect(!(most <= MOST), 0)) {
+      spread = spread_before;
+#pragma unroll
+      for (int j = 0; j < J; j++) used[j] = used_before[j];
+      substitute_chunk(Flag<false>());
+    }
+    if (FIRST_IS_ONE) sync_warp();
+    announce(WRITTEN_ALL, ALL_BUT_MIXERS);
+    if (SHARES_GIVEN) announce(SHARES + (chunk & 1), 32 * (SOLVERS + MIXERS));
+  }
+  if (alive) {
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+      if (KEY_GATE && a.r_out) a.r_out[at + j * V] = r[j];
+      if (OWN_STATS) a.stats[at + j * V] = used[j], a.stats[a.N * a.H * J * V + at + j * V] = j ? 0.f : spread;  // of all mixtures
+    }
+  }
+}

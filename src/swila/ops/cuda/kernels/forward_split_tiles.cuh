@@ -1,0 +1,48 @@
+// Roles, shared memory and barriers of the forward in which warps have different work.
+#pragma once
+#define ALL_BY_TOKEN
+#include "forward.cuh"
+#include "vectors.cuh"
+
+static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
+constexpr int STAGES = 3;  // the current chunk, the next one, and one being fetched
+constexpr int SOLVERS = (VB + 31) / 32, MIXERS = SOLVERS;  // warps that substitute, and that mix
+// One more warp provides inputs and Gram matrices, and where a single one multiplies also rates and priors.
+constexpr bool RATES_PROVIDED = NW == 1;
+constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS + 1), WITH_PROVIDER = NT + 32;
+constexpr int WITH_SOLVERS = NT + 32 * SOLVERS, WITH_MIXERS = NT + 32 * MIXERS, ALL_BUT_MIXERS = WITH_SOLVERS + 32;
+constexpr int SHARE_USERS = (RATES_PROVIDED ? 32 : NT) + 32 * MIXERS;
+constexpr bool SHARES_GIVEN = STATS && KEY_GATE, OWN_STATS = STATS && !SHARES_GIVEN;  // of the substituting warps
+constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
+constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
+constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
+// With two warps of products the temporal substitution has a scheduler, and its instruction cache, to itself: in two parts by the same
+// code a chunk fits into it, at the price of what is computed in vain.
+constexpr int PARTS = KEY_GATE && NW == 2 ? 2 : 1, PART = C / PARTS;
+constexpr int GRAMS = 2 * 32 * 16 + C * C * 4 + (C - PART) * 4;  // of a chunk: operands P and X as registers, A as floats, padding
+constexpr int MIX = C * VB * JP * 4;
+constexpr int EARLY_BYTES = STAGE_BYTES - STAGE_EARLY, GIVEN = 2 * WIDE + GATES;  // rates, priors and gates of a chunk
+constexpr int AT_EARLY = STAGES * STAGE_EARLY, AT_U = AT_EARLY + 2 * EARLY_BYTES, AT_C = AT_U + WIDE;
+constexpr int AT_GRAMS = AT_C + WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS, AT_GIVEN = AT_MIX + MIX;
+constexpr int RATE = 0, PRIOR = WIDE, STAY = 2 * WIDE;
+NEEDS(AT_GIVEN + 2 * GIVEN, ALL_THREADS)
+
+// Among which warps: PREDICTED and WRITTEN_ALL, those that multiply and substitute, at the latter also the one that provides; AMONG_PRODUCTS,
+// those that multiply and provide; MIXED and MIX_USED, those that multiply and mix; SHARES, those that substitute and mix; SHARES_USED,
+// those that mix and make rates. The last two have a number for odd chunks as well: who announces may be a chunk ahead of who waits.
+enum { PREDICTED = 1, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED, SHARES, SHARES_USED = SHARES + 2 };
+
+struct Work {
+  Span span;
+  i64 head, unit, warp_units, first_unit;  // warps of a head are numbered from first_unit
+  int vt, chunks;
+};
+
+// The output dim of a lane, where lanes have one each.
+struct OutputDim {
+  bool alive;
+  int dim, warp, column;  // of the block; which multiplying warp has it, and where
+  i64 at;                 // of its first mixture, in what a head has
+  DEVICE OutputDim(const Work& w, int d)
+      : alive(d < VB), dim(alive ? d : 0), warp(dim / DPW), column(dim % DPW), at(w.unit * J * V + w.vt * VB + dim) {}
+};
