@@ -1,4 +1,4 @@
-"""``tools/fla_warm_up.py``: every configuration of a kernel is compiled, and by one process only."""
+"""``tools/fla_warm_up.py``: every configuration of a kernel is compiled, by one process if there are enough."""
 
 import importlib.util
 import math
@@ -34,12 +34,13 @@ class Tuner:
 
 
 @pytest.mark.parametrize("count", [2, 7])
-def test_parts_cover_all_configurations_once(warm_up, count):
+def test_parts_cover_all_configurations(warm_up, count):
     ran, parts = [], 3
     for part in range(parts):
         tuner = Tuner(count)
         bench = warm_up.compiling_a_part(Tuner._bench, part, parts)
         times = {config: bench(tuner, config=config)[0] for config in tuner.configs}
         assert {config for config, time in times.items() if math.isfinite(time)} == set(tuner.ran)
+        assert tuner.ran, "the tuner would launch a configuration that this part has not compiled"
         ran += tuner.ran
-    assert sorted(ran) == Tuner(count).configs
+    assert sorted(ran if count >= parts else set(ran)) == Tuner(count).configs

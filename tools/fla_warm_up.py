@@ -36,7 +36,7 @@ def compiling_a_part(bench: Callable[..., list[float]], part: int, parts: int) -
 
     def replacement(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
         index = next(i for i, each in enumerate(self.configs) if each is config or str(each) == str(config))
-        if index % parts != part:
+        if index % parts != part % len(self.configs):  # a part without one would launch the first, which has another
             return NEVER
         self.__dict__["do_bench"] = once  # a cached property
         return bench(self, *args, config=config, **meta)

@@ -68,6 +68,24 @@ def test_a_later_process_uses_what_was_chosen(tmp_path):
     assert list(record) == ["[5]", "[7]"]
 
 
+def test_each_context_has_its_own_file(tmp_path):
+    tuner, _, timed = make({16: 3.0, 32: 1.0})
+    call(tmp_path / "first.json", tuner, 5)
+    tuner.run(7)
+    call(tmp_path / "second.json", tuner, 5, 9)
+    assert len(timed) == 6
+    for name, keys in (("first", ["[5]"]), ("second", ["[9]"])):
+        (record,) = json.loads((tmp_path / f"{name}.json").read_text())["kernels"].values()
+        assert list(record) == keys
+
+
+def test_another_file_is_refused(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"benchmark": "op", "environment": ENVIRONMENT}))
+    with pytest.raises(ValueError, match="tuned must be a file that an earlier call has written, got "):
+        Choices(path, ENVIRONMENT)
+
+
 def test_a_configuration_that_is_no_more_is_tuned_again(tmp_path):
     call(tmp_path / "t.json", make({16: 3.0, 32: 1.0})[0], 5)
     tuner, kernel, timed = make({16: 3.0, 64: 1.0})

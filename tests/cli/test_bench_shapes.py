@@ -1,5 +1,6 @@
 """Shapes of ``swila bench op``: several on a GPU, and those with few lanes."""
 
+import json
 from contextlib import nullcontext
 
 import pytest
@@ -52,8 +53,10 @@ def test_few_lanes_are_compared_with_gdn(asked):
 def test_a_file_of_tuned_configurations(asked, tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(tuned, "kept_in", lambda choices: given.append(choices and choices.path) or nullcontext())
-    asked("--few-lanes")
-    asked("--few-lanes", "--tuned", str(tmp_path / "tuned.json"))
+    for more in ([], ["--tuned", str(tmp_path / "tuned.json")]):
+        asked("--few-lanes", *more)
+        results = json.loads((tmp_path / "runs/bench/op-lanes-cuda.json").read_text())
+        assert results["tuned"] == ("tuned.json" if more else None)
     assert given == [None, tmp_path / "tuned.json"]
 
 

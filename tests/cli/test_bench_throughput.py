@@ -82,7 +82,9 @@ def test_a_file_of_tuned_configurations(run, monkeypatch, tmp_path):
     monkeypatch.setattr(training, "benchmark", lambda *_: [])
     monkeypatch.setattr(tuned, "kept_in", lambda choices: given.append(choices and choices.path) or nullcontext())
     for more in ([], ["--tuned", tmp_path / "tuned.json"]):
-        assert run("training", "--model", "swila", "--out", tmp_path / "t.json", *more).exit_code == 0
+        path = tmp_path / f"{len(given)}.json"
+        assert run("training", "--model", "swila", "--out", path, *more).exit_code == 0
+        assert json.loads(path.read_text())["tuned"] == ("tuned.json" if more else None)
     assert given == [None, tmp_path / "tuned.json"]
 
 

@@ -1,5 +1,7 @@
 """On a GPU, a token is one replay of a graph, and so is a short prompt that is not the first of its form."""
 
+import threading
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from language_models import NAMES, tiny, tokens, tolerance
 from swila import generate, prefill
 from swila.generation import Sampling, prompt_graphs
 from swila.generation.api import _decoder
-from swila.generation.prompt_graphs import PromptGraphs
+from swila.generation.prompt_graphs import PromptGraphs, PromptPass
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +103,58 @@ def test_a_text_is_continued_by_replays():
         text += turn
         assert generate(model, text, max_new_tokens=5, stop=()).tokens == [found]
         text += found
+
+
+def test_a_prompt_is_captured_in_any_thread():
+    """Handles of libraries belong to a thread: what the first thread made does not serve the second."""
+    model = tiny("temporal-swila")
+    expected = prefill(model, tokens(128).tolist())
+    found = []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: found.append(prefill(model, tokens(128).tolist())))
+        thread.start()
+        thread.join()
+    found.append(prefill(model, tokens(128).tolist()))
+    (one,) = prompt_graphs._graphs[model].passes.values()
+    assert one.graph is not None
+    assert len(found) == 3
+    assert all(torch.equal(state.hidden, expected.hidden) for state in found)
+
+
+def test_a_capture_that_fails_leaves_the_device_usable(monkeypatch):
+    model = tiny("swila")
+    compute = PromptPass._compute
+
+    def waits(one):
+        compute(one)
+        if torch.cuda.is_current_stream_capturing():
+            one.hidden.sum().item()
+
+    monkeypatch.setattr(PromptPass, "_compute", waits)
+    first = prefill(model, tokens(128).tolist())
+    with pytest.warns(UserWarning, match="a capture failed"):
+        second = prefill(model, tokens(128).tolist())
+    assert torch.randn(8, device="cuda").isfinite().all()
+    again = prefill(model, tokens(128).tolist())
+    assert torch.equal(first.hidden, second.hidden)
+    assert torch.equal(first.hidden, again.hidden)
+    assert len(generate(model, tokens(9).tolist(), max_new_tokens=4, stop=()).tokens[0]) == 4
+
+
+def test_graphs_that_are_left_after_others_are_freed(monkeypatch):
+    """Also if decoders, which have streams of their own, come and go between them."""
+    model = tiny("temporal-swila")
+    lengths = [64 * n for n in range(1, 9)]
+    expected = {n: prefill(model, tokens(n).tolist()).hidden for n in lengths}
+    for n in lengths:
+        prefill(model, tokens(n).tolist())
+    graphs = prompt_graphs._graphs[model]
+    held = sum(one.bytes for one in graphs.passes.values())
+    monkeypatch.setattr(prompt_graphs, "MOST_BYTES", held // 2)
+    for turn in range(40):
+        prompt = tokens(5, seed=turn).tolist()
+        generate(model, [prompt] * (1 + turn % 3), max_new_tokens=3, temperature=1.0, stop=())
+    assert 0 < sum(one.graph is not None for one in graphs.passes.values()) < len(lengths)
+    torch.cuda.empty_cache()
+    for n in lengths:
+        assert torch.equal(prefill(model, tokens(n).tolist()).hidden, expected[n])

@@ -3,6 +3,7 @@
 import gc
 import warnings
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +13,8 @@ import torch
 from language_models import NAMES, tiny, tokens, tolerance
 from swila import generate, prefill
 from swila.generation import prompt_graphs, release
-from swila.generation.decoder import rounded_up
+from swila.generation.capturing import capturing, cause_of
+from swila.generation.decoder import addresses, rounded_up
 from swila.generation.prompt_graphs import MOST_ROWS, MOST_TOKENS, ROUNDING, PassForm, PromptPass, is_capturable
 from swila.layers import Cache, capture
 from swila.layers.cache import tensors
@@ -133,20 +135,89 @@ def test_a_form_is_captured_at_its_second_use(replayed):
     assert replayed == [PassForm(1, 64, False, None), PassForm(1, 64, True, None), PassForm(1, 128, True, None)]
 
 
-def test_forms_that_were_not_used_for_longest_are_freed(forms, monkeypatch):
-    monkeypatch.setattr(prompt_graphs, "MOST_GRAPHS", 2)
+def test_forms_that_were_not_used_for_longest_are_forgotten(forms, monkeypatch):
+    monkeypatch.setattr(prompt_graphs, "MOST_FORMS", 2)
     model = tiny("swila", num_hidden_layers=1)
     for n in (64, 128, 64, 192):
         prefill(model, [1] * n)
     assert [form.capacity for form in forms(model)] == [64, 192]
 
 
-def test_the_computation_is_freed_before_it_is_captured(forms):
+def test_graphs_that_were_not_used_for_longest_are_freed(replayed, forms, monkeypatch):
+    """If their states need more memory than allowed; forms without a graph need none."""
+    model = tiny("swila", num_hidden_layers=2)
+    for n in (320, 64, 64):
+        prefill(model, [1] * n)
+    _, one = prompt_graphs._graphs[model].passes.values()
+    read = as_before(model, [1] * 64)
+    assert one.bytes == sum(t.nbytes for i in range(2) for t in tensors(read.cache[i]))
+    monkeypatch.setattr(prompt_graphs, "MOST_BYTES", 2 * one.bytes)
+    for n in (128, 128, 64, 192):
+        prefill(model, [1] * n)
+    assert [form.capacity for form in forms(model)] == [320, 128, 64, 192]
+    assert_same(prefill(model, [1] * 192), as_before(model, [1] * 192))
+    assert [form.capacity for form in forms(model)] == [320, 64, 192]
+    captures = len(replayed)
+    prefill(model, [1] * 128)
+    assert len(replayed) == captures
+    prefill(model, [1] * 128)
+    assert len(replayed) == captures + 1
+    monkeypatch.setattr(prompt_graphs, "MOST_BYTES", 0)
+    for _ in range(2):
+        assert_same(prefill(model, [1] * 256), as_before(model, [1] * 256))
+    assert [form.capacity for form, one in prompt_graphs._graphs[model].passes.items() if one.graph] == [256]
+
+
+def test_buffers_are_freed_unless_they_are_those_of_a_graph(forms):
     model = tiny("swila", num_hidden_layers=1)
-    prefill(model, [1] * 20)
-    (one,) = prompt_graphs._graphs[model].passes.values()
-    assert one.hidden is None
-    assert one.after == []
+    prefill(model, [1] * 20, state=prefill(model, [1] * 20))
+    for one in prompt_graphs._graphs[model].passes.values():
+        assert one.uses == 1
+        assert one.ids is one.bounds is one.hidden is None
+        assert one.before == one.after == []
+        assert one.bytes == 0
+
+
+def test_the_first_error_of_a_failed_capture_is_told():
+    def fail():
+        try:
+            raise RuntimeError("a read on the host")
+        except RuntimeError:
+            raise RuntimeError("operation failed due to a previous error during capture") from None
+
+    with pytest.raises(RuntimeError, match="previous error") as caught:
+        fail()
+    assert str(cause_of(caught.value)) == "a read on the host"
+
+
+def test_garbage_is_not_collected_in_a_capture(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+
+    def fail():
+        with capturing(None, None):
+            assert not gc.isenabled()
+            raise RuntimeError("failed")
+
+    for before in (True, False):
+        gc.enable() if before else gc.disable()
+        try:
+            with pytest.raises(RuntimeError, match="failed"):
+                fail()
+            assert gc.isenabled() == before
+        finally:
+            gc.enable()
+
+
+def test_weights_of_another_dtype_are_others():
+    """Also where they have the same addresses."""
+    model = tiny("swila", num_hidden_layers=1)
+    weight = model.model.norm.weight
+    before = addresses(model)
+    model.model.norm.weight = torch.nn.Parameter(weight.detach().view(torch.int32), requires_grad=False)
+    assert model.model.norm.weight.data_ptr() == weight.data_ptr()
+    assert addresses(model) != before
 
 
 def test_a_capture_that_fails(replayed, monkeypatch):

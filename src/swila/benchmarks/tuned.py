@@ -1,7 +1,8 @@
 """The configurations that Triton's autotuner chose for the kernels of baselines, kept in a file.
 
-flash-linear-attention tunes each kernel when it is first called with heads of a new size, which takes minutes in every
-process, and may end differently. With a file, a kernel is tuned once: later processes use what was chosen.
+flash-linear-attention tunes each kernel when it is first called with heads of a new size, which takes minutes. Triton
+keeps what was chosen on the machine; with a file, it also serves other machines with the same GPU. A kernel's choice
+does not depend on the length: it is that of the first call, by whatever command uses the file.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Choices:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         known = read_json_if_present(path)
+        if known is not None and (known.get("benchmark") != "tuned" or not isinstance(known.get("kernels"), dict)):
+            raise ValueError(f"tuned must be a file that an earlier call has written, got {path}")
         self.record: dict[str, Any] = known or {"benchmark": "tuned", "environment": environment, "kernels": {}}
         there, here = (
             {name: _field(each, name) for name in SAME} for each in (self.record.get("environment", {}), environment)
@@ -93,12 +96,14 @@ def kept_in(choices: Choices | None, package: str = PACKAGE) -> Iterator[None]:
         return
     from triton.runtime.autotuner import Autotuner
 
-    run = Autotuner.run
+    run, changed = Autotuner.run, []
 
     def run_with_choices(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
-        if kernel.startswith(package) and not isinstance(self.cache, _Cache):
-            self.cache = _Cache(self, kernel, choices)
+        if not isinstance(self.cache, _Cache):
+            kernel = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
+            if kernel.startswith(package):
+                self.cache = _Cache(self, kernel, choices)
+                changed.append(self)
         return run(self, *args, **kwargs)
 
     Autotuner.run = run_with_choices
@@ -106,6 +111,8 @@ def kept_in(choices: Choices | None, package: str = PACKAGE) -> Iterator[None]:
         yield
     finally:
         Autotuner.run = run
+        for tuner in changed:
+            tuner.cache = dict(tuner.cache)
 
 
 def _field(environment: dict[str, Any], name: str) -> Any:

@@ -285,6 +285,7 @@ def _against_baselines(
         if reason := fla.unusable():
             console.print(f"[yellow]no baselines: {escape(reason)}[/]")
         about = {"benchmark": "op", "environment": environment(), "device": device, "repeats": repeats}
+        about["tuned"] = tuned.name if tuned else None
         choices = Choices(tuned, environment()) if tuned else None
 
         def save(record: dict) -> None:

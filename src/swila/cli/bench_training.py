@@ -109,6 +109,7 @@ def training(
             "dtype": kind,
             "warm_up": setting.warm_up,
             "updates": updates,
+            "tuned": tuned.name if tuned else None,
         }
         results = Results(path, about, environment(), KEYS, fresh)
         choices = Choices(tuned, environment()) if tuned else None

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from swila.generation.decoder import Decoder, DecoderSpec, rounded_up
-from swila.generation.guard import as_count, as_seed, check_model, check_state, evaluating
+from swila.generation.guard import as_count, as_seed, check_model, check_state, evaluating, taking_turns
 from swila.generation.prompt_graphs import release_graphs
 from swila.generation.prompts import Prompts, as_rows, prefill
 from swila.generation.sampling import Sampling
@@ -152,8 +152,9 @@ def _text(tokenizer: Any, before: list[int], tokens: list[int]) -> str:
 
 def release(model: Any) -> None:
     """Free the buffers and graphs that are kept with a model."""
-    _decoders.pop(model, None)
-    release_graphs(model)
+    with taking_turns(model):
+        _decoders.pop(model, None)
+        release_graphs(model)
 
 
 def stop_tokens(model: Any, stop: int | Sequence[int] | None = None) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from swila.generation.capturing import capturing
 from swila.generation.sampling import Sampling
 from swila.generation.state import GenerationState
 from swila.layers import Cache
@@ -213,7 +214,7 @@ class Decoder:
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.generator)
-            with torch.cuda.graph(graph, stream=self.stream):
+            with capturing(graph, self.stream):
                 self._decode(bound)
         finally:
             torch.set_autocast_cache_enabled(cached)
@@ -271,6 +272,6 @@ def rounded_up(length: int, least: int = 256, part: int = 8) -> int:
     return -(-length // step) * step
 
 
-def addresses(model: Any) -> tuple[int, ...]:
-    """Return the addresses of the weights, which graphs read from."""
-    return tuple(p.data_ptr() for p in model.parameters())
+def addresses(model: Any) -> tuple[tuple[int, torch.dtype], ...]:
+    """Return the addresses and dtypes of the weights, which graphs read from."""
+    return tuple((p.data_ptr(), p.dtype) for p in model.parameters())

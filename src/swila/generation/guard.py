@@ -5,11 +5,16 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 SEEDS = 2**64  # number of valid seeds, from 0
-_GPU = threading.RLock()  # a graph cannot be captured while another thread uses the device
+_GPU = threading.RLock()  # graphs, their buffers and captures are used by one thread at a time
+
+
+def taking_turns(model: Any) -> AbstractContextManager[Any]:
+    """Return a context that holds a lock if the model is on a GPU."""
+    return _GPU if model.device.type == "cuda" else nullcontext()
 
 
 @contextmanager
@@ -18,7 +23,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
     A model that is already in eval mode is not modified.
     """
-    with _GPU if model.device.type == "cuda" else nullcontext():
+    with taking_turns(model):
         modules = [module for module in model.modules() if module.training]
         if modules:
             model.eval()

@@ -1,9 +1,10 @@
 """Passes over short prompts, captured in CUDA graphs.
 
-A pass over a few thousand tokens takes the host longer to launch than the device to compute. A pass of a form that was
-seen before is therefore captured in a graph, and replayed from then on. Rows are packed one after another. Their number
-of tokens is rounded up, and the tokens that are left over form one more sequence, so that few graphs serve all lengths.
-A pass is computed in this form from the first one on: the results of a replay are those of the calls before it.
+A pass over a few thousand tokens takes the host longer to launch than the device to compute. The second pass of a form
+is therefore captured in a graph after it was computed, and later ones are replays. Rows are packed one after another.
+Their number of tokens is rounded up, and the tokens that are left over form one more sequence, so that few graphs serve
+all lengths. A pass is computed in this form from the first one on: the results of a replay are those of the calls
+before it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from swila.generation.capturing import capturing, cause_of, own_stream
 from swila.generation.decoder import addresses, rounded_up
 from swila.layers import Cache
 from swila.layers.cache import LayerState, map_tensors, tensors
@@ -28,7 +30,8 @@ from swila.ops.fused.modules import is_plain, is_tensor
 
 MOST_TOKENS = 8192  # of a pass; larger ones keep the device busy
 MOST_ROWS = 8  # a graph has memory for the states of its rows
-MOST_GRAPHS = 16  # of a model; the one that was not used for longest is freed
+MOST_BYTES = 2**30  # of states in the buffers of a model's graphs; those that were not used for longest are freed
+MOST_FORMS = 256  # of a model that are remembered
 ROUNDING = (64, 4)  # of the number of tokens: see rounded_up
 PLAIN = ("swila.", "torch.nn.modules.")  # where the classes are whose modules only compute
 
@@ -57,33 +60,49 @@ class PassForm(NamedTuple):
 
 
 class PromptPass:
-    """Buffers for passes of one form, and from the second one on the graph that computes them."""
+    """A pass of one form: the number of its uses, and once it is captured the graph and its buffers."""
 
-    @torch.inference_mode(False)  # as the buffers of a decoder
-    def __init__(self, model: Any, form: PassForm, past: Cache | None) -> None:
+    def __init__(self, model: Any, form: PassForm) -> None:
         self._model = weakref.ref(model)  # the model keeps the graphs, not vice versa
         self.form, self.device = form, model.device
-        self.ids = torch.zeros(1, form.capacity, dtype=torch.long, device=self.device)
-        self.bounds = torch.zeros(form.sequences + 1, dtype=torch.long, device=self.device)
-        self.before: list[LayerState] | None = None
-        if past is not None:
-            self.before = [map_tensors(self._room, past[i]) for i in range(len(past))]
         self.uses = 0
         self.graph: torch.cuda.CUDAGraph | None = None
+        self._empty()
+
+    def _empty(self) -> None:
+        self.ids: Tensor | None = None
+        self.bounds: Tensor | None = None
+        self.before: list[LayerState] = []
         self.hidden: Tensor | None = None
         self.after: list[LayerState] = []
+
+    @torch.inference_mode(False)  # as the buffers of a decoder
+    def _allocate(self, past: Cache | None) -> None:
+        self.ids = torch.zeros(1, self.form.capacity, dtype=torch.long, device=self.device)
+        self.bounds = torch.zeros(self.form.sequences + 1, dtype=torch.long, device=self.device)
+        if past is not None:
+            self.before = [map_tensors(self._room, past[i]) for i in range(len(past))]
 
     def _room(self, t: Tensor) -> Tensor:
         return torch.zeros(self.form.sequences, *t.shape[1:], dtype=t.dtype, device=self.device)
 
+    @property
+    def bytes(self) -> int:
+        """Number of bytes of the states before and after the pass."""
+        held = [t for state in (*self.before, *self.after) for t in tensors(state)]
+        return sum(t.numel() * t.element_size() for t in held)
+
     def load(self, ids: Sequence[Tensor], past: Cache | None) -> None:
         """Copy the tokens of each row into the buffers, and the state before them."""
+        if self.ids is None:
+            self._allocate(past)
+        assert self.ids is not None
+        assert self.bounds is not None
         lengths = [len(row) for row in ids]
         self.ids[0, : sum(lengths)].copy_(torch.cat(list(ids)))
         ends = [*itertools.accumulate(lengths), *[self.form.capacity] * self.form.spare]
         self.bounds[1:].copy_(torch.tensor(ends, dtype=torch.long, device="cpu"), non_blocking=True)
-        if self.before is not None:
-            assert past is not None
+        if past is not None:
             for i, mine in enumerate(self.before):
                 map_tensors(lambda to, given: to[: self.form.rows].copy_(given), mine, past[i])
 
@@ -96,17 +115,17 @@ class PromptPass:
             self._compute()
 
     def capture(self, pool: Any, stream: torch.cuda.Stream) -> None:
-        """Capture the computation in a graph; it must have run once, so that kernels are compiled.
+        """Capture the computation in a graph; this thread must have run it, so that all it needs is there.
 
         Args:
             pool: Memory pool of the graphs of a model: their passes take turns, and results are copied.
             stream: Stream that serves captures alone, on the model's device.
         """
+        self.hidden, self.after = None, []
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.device):
-            here = torch.cuda.stream(torch.cuda.current_stream())  # to which a capture that fails must return
-            with here, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._compute()
+        here = torch.cuda.device(self.device)
+        with torch.inference_mode(False), torch.no_grad(), here, capturing(graph, stream, pool):
+            self._compute()
         self.graph = graph
 
     @property
@@ -116,7 +135,8 @@ class PromptPass:
 
     def _compute(self) -> None:
         model, cache = self._inner, Cache()
-        for i, state in enumerate(self.before or ()):
+        assert self.bounds is not None
+        for i, state in enumerate(self.before):
             cache.update(**state, layer_idx=i)
         out = model(self.ids, past_key_values=cache, use_cache=True, return_dict=True, cu_seqlens=self.bounds)
         last = self.bounds[1 : self.form.rows + 1] - 1
@@ -124,9 +144,9 @@ class PromptPass:
         self.after = [cache[i] for i in range(len(model.layers))]
 
     def forget(self) -> None:
-        """Free the results, unless a graph writes them."""
+        """Free the buffers, unless they are those of a graph."""
         if self.graph is None:
-            self.hidden, self.after = None, []
+            self._empty()
 
     def results(self, cache: Cache, width: int) -> Tensor:
         """Write a copy of the states after ``width`` more tokens into a cache; return a copy of the hidden states."""
@@ -168,31 +188,50 @@ class PromptGraphs:
         dtypes = None if past is None else tuple(t.dtype for i in range(len(past)) for t in tensors(past[i]))
         form = PassForm(len(ids), capacity, capacity > total, dtypes)
         known = self.passes.pop(form, None)
-        one = PromptPass(model, form, past) if known is None else known
+        one = PromptPass(model, form) if known is None else known
         if self.read_last is not None:
             torch.cuda.current_stream(model.device).wait_event(self.read_last)  # a caller may have streams of its own
         one.load(ids, past)
-        if self.captures and one.uses == 1:
-            self._capture(one)
         one.run()
         hidden = one.results(cache, max(len(row) for row in ids))
-        one.forget()
         if self.on_gpu:
             self.read_last = torch.cuda.current_stream(model.device).record_event(self.read_last)
+        if self.captures and one.uses == 2:
+            self._capture(one)
+        one.forget()
         self.passes[form] = one
-        if len(self.passes) > MOST_GRAPHS:
-            self.passes.popitem(last=False)
+        self._limit()
         return hidden
+
+    def _limit(self) -> None:
+        """Free what was not used for longest."""
+        while len(self.passes) > MOST_FORMS:
+            self.wait()
+            self.passes.popitem(last=False)
+        held = sum(one.bytes for one in self.passes.values())
+        for form, one in list(self.passes.items())[:-1]:
+            if held <= MOST_BYTES:
+                break
+            if one.graph is not None:
+                self.wait()
+                held -= one.bytes
+                del self.passes[form]
+
+    def wait(self) -> None:
+        """Wait for the last pass, on whatever stream, before memory is freed."""
+        if self.read_last is not None:
+            self.read_last.synchronize()
 
     def _capture(self, one: PromptPass) -> None:
         if self.on_gpu and all(other.graph is None for other in self.passes.values()):
             self.pool = torch.cuda.graph_pool_handle()  # a pool is gone with its last graph
-            self.stream = torch.cuda.Stream(one.device)
+            self.stream = own_stream(one.device)
         try:
             one.capture(self.pool, self.stream)
         except RuntimeError as error:
             self.captures = False
-            warnings.warn(f"prompts are read without CUDA graphs, because a capture failed: {error}", stacklevel=2)
+            reason = cause_of(error)
+            warnings.warn(f"prompts are read without CUDA graphs, because a capture failed: {reason}", stacklevel=2)
 
 
 def prompt_graphs(model: Any) -> PromptGraphs | None:
@@ -210,7 +249,9 @@ def prompt_graphs(model: Any) -> PromptGraphs | None:
 
 def release_graphs(model: Any) -> None:
     """Free the graphs of a model."""
-    _graphs.pop(model, None)
+    known = _graphs.pop(model, None)
+    if known is not None:
+        known.wait()
 
 
 def _served(model: Any) -> bool:

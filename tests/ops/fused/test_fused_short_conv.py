@@ -20,6 +20,7 @@ CASES = {
     "linear heads": {"silu": False, "head_dim": 4},
     "state": {"state": True, "head_dim": 8, "bias": True},
     "short": {"state": True, "T": 1, "B": 3},
+    "no tokens": {"state": True, "T": 0, "bias": True},
     "streams": {"streams": 3, "bias": True, "state": True, "head_dim": 4},
     "packed": {"lengths": [4, 1, 2, 60, 6], "head_dim": 8},
     "packed state": {"lengths": [1, 1, 3, 2, 9, 70], "state": True, "bias": True, "streams": 2},

@@ -34,9 +34,12 @@ CALLS = {
     "swiglu": lambda: (drawn(3, 5, 24), drawn(3, 5, 24, seed=1)),
     "swiglu_backward": lambda: (drawn(3, 5, 24), drawn(3, 5, 24, seed=1), drawn(3, 5, 24, seed=2)),
     "swiglu_backward_and_product": lambda: (drawn(3, 5, 24), drawn(3, 5, 24, seed=1), drawn(3, 5, 24, seed=2)),
-    "short_conv": lambda: (drawn(1, 15, 32), drawn(32, 4), None, drawn(2, 3, 32, seed=1), bounds(), True, 16),
+    "short_conv": lambda: (
+        drawn(1, 15, 32), drawn(32, 4), drawn(32), drawn(2, 3, 32, seed=1), bounds(), True, 16,
+    ),
     "short_conv_backward": lambda: (
-        drawn(1, 15, 32, seed=2), drawn(1, 15, 32), drawn(32, 4), None, drawn(2, 3, 32, seed=1), bounds(), True, 16,
+        drawn(1, 15, 32, seed=2), drawn(1, 15, 32), drawn(32, 4), drawn(32), drawn(2, 3, 32, seed=1), bounds(), True,
+        16,
     ),
     "expand": lambda: (drawn(3, 5, 16), drawn(48, 16), True),
     "concatenate_again": lambda: ([drawn(8, 16), drawn(24, 16, seed=1)], 4, F32),

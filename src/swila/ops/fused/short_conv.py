@@ -150,12 +150,15 @@ _FORWARD, _ACTIVATION, _CONVOLUTION = _Tiles(2048, 792), _Tiles(1024, 396), _Til
 class _Launch:
     """Arguments that the kernels of one call share."""
 
-    def __init__(self, x: Tensor, weight: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, head: int) -> None:
-        self.x = _rows(x)
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None, head: int
+    ) -> None:
+        self.x, self.weight = _rows(x), weight.contiguous()
+        self.bias = self.weight if bias is None else bias.contiguous()
         self.tokens, channels = self.x.shape
         bounds = None if cu_seqlens is None else cu_seqlens.contiguous()
         rows = x.shape[0] if bounds is None else len(bounds) - 1
-        self.state = None if state is None else state.contiguous()
+        self.state = self.x if state is None else state.contiguous()
         width = head or min(64, 1 << (channels - 1).bit_length())
         self.width, self.groups = 1 << (width - 1).bit_length(), -(-channels // width)
         self.shared = {
@@ -184,13 +187,13 @@ class _Launch:
 def _forward(x, weight, bias, state, cu_seqlens, silu, head_dim) -> Tensor:
     from swila.ops.fused.short_conv_kernels import forward_kernel
 
-    call, weight = _Launch(x, weight, state, cu_seqlens, head_dim), weight.contiguous()
+    call = _Launch(x, weight, bias, state, cu_seqlens, head_dim)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid, arguments = call.tiles(_FORWARD)
     with torch.cuda.device_of(x):
         forward_kernel[grid](
-            call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state,
-            y, **arguments, EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
+            call.x, call.x.stride(0), call.weight, call.bias, call.state, y, **arguments,
+            EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
         )  # fmt: skip
     return y
 
@@ -200,7 +203,7 @@ def _backward(grad, x, weight, bias, state, cu_seqlens, silu, head_dim) -> list[
     from swila.ops.fused.short_conv_kernels import activation_backward_kernel, convolution_backward_kernel
 
     (C, W), S = weight.shape, x.shape[-1] // weight.shape[0]
-    call, weight = _Launch(x, weight, state, cu_seqlens, head_dim), weight.contiguous()
+    call = _Launch(x, weight, bias, state, cu_seqlens, head_dim)
     grad = _rows(grad)
     # the gradient before the activation: every token reads it at the W tokens that it reaches
     da = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
@@ -209,19 +212,18 @@ def _backward(grad, x, weight, bias, state, cu_seqlens, silu, head_dim) -> list[
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with torch.cuda.device_of(x):
         activation_backward_kernel[grid](
-            call.x, call.x.stride(0), weight, weight if bias is None else bias, call.x if state is None else call.state,
-            grad, grad.stride(0), da, parts, **arguments,
+            call.x, call.x.stride(0), call.weight, call.bias, call.state, grad, grad.stride(0), da, parts, **arguments,
             EPS=EPS, SILU=silu, NORM=head_dim > 0, BIAS=bias is not None, STATE=state is not None,
         )  # fmt: skip
         grid, arguments = call.tiles(_CONVOLUTION)
-        convolution_backward_kernel[grid](da, weight, dx, **arguments)
+        convolution_backward_kernel[grid](da, call.weight, dx, **arguments)
     if bias is None:
         found = [dx, sum_of_parts(parts, weight.dtype).view(C, W)]
     else:
         sums = sum_of_parts(parts, torch.float32)
         found = [dx, sums[: C * W].view(C, W).to(weight.dtype, copy=True), sums[C * W :].to(bias.dtype, copy=True)]
     if state is not None:
-        found.append(_state_gradient(da.view(x.shape), weight, state, cu_seqlens))
+        found.append(_state_gradient(da.view(x.shape), call.weight, state, cu_seqlens))
     return found
 
 
@@ -230,6 +232,8 @@ def _state_gradient(da: Tensor, weight: Tensor, state: Tensor, cu_seqlens: Tenso
     reach, S = state.shape[1], state.shape[2] // weight.shape[0]
     filters = weight.float().repeat(S, 1).T
     total = torch.zeros(state.shape, dtype=torch.float32, device=state.device)
+    if not len(da.flatten(0, 1)):
+        return total.to(state.dtype)
     if cu_seqlens is None:
         starts = torch.arange(len(state), device=state.device) * da.shape[1]
         lengths = torch.full_like(starts, da.shape[1])
