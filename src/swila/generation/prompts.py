@@ -124,7 +124,7 @@ def prefill(
 
     Long prompts are processed in chunks, so that memory does not grow with their length (except for keys and values of
     attention). Models with attention read many rows in groups, each at once. On a GPU, up to 8 short prompts of a
-    recurrent model are read by a replay of a CUDA graph, from the second pass of a form on; see
+    recurrent model are read by a replay of a CUDA graph, from the third pass of a form on; see
     :mod:`swila.generation.prompt_graphs`.
 
     Args:
