@@ -202,6 +202,14 @@ def test_heads_are_spread_over_idle_multiprocessors(units, forward, backward):
     assert KERNELS["backward"].most_warps(spec, units, processors) == 8  # never
 
 
+@pytest.mark.parametrize(("J", "V", "warps"), [(4, 64, 8), (3, 128, 8), (2, 128, 4), (2, 64, 4), (2, 16, 1)])
+def test_blocks_of_the_split_forward_have_up_to_64_output_dims(J, V, warps):
+    """More warps would have too few registers."""
+    spec = specialization(J=J, V=V)
+    assert KERNELS["forward_split"].most_warps(spec, 500, 132) == warps
+    assert warps * (32 // (4 if J > 2 else 2)) <= 64
+
+
 @pytest.mark.parametrize(
     ("spec", "units", "split"),
     [

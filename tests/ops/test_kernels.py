@@ -189,6 +189,14 @@ def test_many_and_few_heads(kernels, device, name, J, stats):
     assert_right(call, kernels, statistics=stats)
 
 
+@pytest.mark.parametrize("kernels", [{"processors": 1}], indirect=True, ids=["many"])
+@pytest.mark.parametrize(("name", "J", "stats"), [("plain", 4, False), ("plain", 3, True), ("temporal", 4, True)])
+def test_blocks_of_most_warps(kernels, device, name, J, stats):
+    """The forward has two warps that substitute, and two that mix."""
+    call = make_call(VARIANTS[name], Shape(B=1, T=37, H=1, K=16, V=64, J=J), dtype=BF16, device=device)
+    assert_right(call, kernels, statistics=stats)
+
+
 @pytest.mark.parametrize("kernels", [{"processors": 132}], indirect=True, ids=["few"])
 @pytest.mark.parametrize(
     ("key", "query", "normalize", "J", "stats"),

@@ -19,6 +19,10 @@ def _state_warps(spec: Specialization) -> int:
     return min(spec.warps, 8)
 
 
+def _split_warps(spec: Specialization) -> int:
+    return min(spec.warps, 8 if spec.J > 2 else 4)  # a block of up to 64 output dims has 13 warps in all
+
+
 def _state_blocks(spec: Specialization, warps: int) -> int:
     return spec.warps // warps
 
@@ -66,7 +70,7 @@ KERNELS = {
     for kernel in (
         Kernel("forward"),
         Kernel("forward_pipelined"),
-        Kernel("forward_split", spreads=True),
+        Kernel("forward_split", warps=_split_warps, spreads=True),
         Kernel("backward"),
         Kernel("backward_split", warps=lambda spec: min(spec.warps, 4), spreads=True),
         Kernel("sum_parts", warps=lambda spec: SUM_WARPS, blocks=_one_block, fewer_warps=False),

@@ -49,7 +49,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
         }
   };
   if constexpr (K_PADDED) {  // zero the padding of the key dims
-    for (int i = (int)threadIdx.x; i < STAGES * STAGE_EARLY / 4; i += NT) ((u32*)shared)[i] = 0;
+    for (int i = p.warp * 32 + p.lane; i < STAGES * STAGE_EARLY / 4; i += NT) ((u32*)shared)[i] = 0;
     await(AMONG_PRODUCTS, WITH_PROVIDER);
   }
   await(AMONG_PRODUCTS, WITH_PROVIDER);
@@ -144,7 +144,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
 
 KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_forward_split(const Arguments a) {
   SHARED(shared);
-  const Place p = place();
+  Place p = place();
   const i64 block = blockIdx.x;
   Work w;
   w.vt = (int)(block % VT), w.head = block / VT % a.H;
@@ -153,12 +153,14 @@ KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_forward_split(const Argument
   w.chunks = (int)((w.span.end - w.span.begin + C - 1) / C);
   for (int i = (int)threadIdx.x; i < WRITTEN / 4; i += ALL_THREADS) ((u32*)(shared + AT_C))[i] = 0;  // columns without a mixture
   sync_block();
-  if (p.warp < NW) {
+  constexpr u64 NUMBERS = assigned_warps();
+  p.warp = (int)(NUMBERS >> 4 * p.warp & 15);
+  if (p.warp < SOLVER) {
     multiply(a, shared, w, p);
-  } else if (p.warp < NW + SOLVERS) {
-    substitute(a, shared, w, p.warp - NW, p.lane);
-  } else if (p.warp < NW + SOLVERS + MIXERS) {
-    mix(a, shared, w, p.warp - NW - SOLVERS, p.lane);
+  } else if (p.warp < MIXER) {
+    substitute(a, shared, w, p.warp - SOLVER, p.lane);
+  } else if (p.warp < PROVIDER) {
+    mix(a, shared, w, p.warp - MIXER, p.lane);
   } else {
     provide(a, shared, w, p);
   }

@@ -32,6 +32,30 @@ NEEDS(AT_GIVEN + 2 * GIVEN, ALL_THREADS)
 // those that mix and make rates. The last two have a number for odd chunks as well: who announces may be a chunk ahead of who waits.
 enum { PREDICTED = 1, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED, SHARES, SHARES_USED = SHARES + 2 };
 
+// The warps of a block, by what they do: multiply, substitute, mix, provide; each role has its numbers from these on. A warp's number modulo
+// four is the scheduler that issues its instructions. Those with most to do, and for which the others wait, come first, to the scheduler
+// with the least to do.
+enum { SOLVER = NW, MIXER = SOLVER + SOLVERS, PROVIDER = MIXER + MIXERS, ALL_WARPS = ALL_THREADS / 32 };
+static_assert(ALL_WARPS <= 16, "numbers of warps have four bits");
+constexpr u64 assigned_warps() {
+  int instructions[4] = {}, warps[4] = {};
+  u64 numbers = 0;
+  auto assign = [&](int first, int count, int each) {
+    for (int role = first; role < first + count; role++) {
+      int to = -1, room_there = 0;
+      for (int s = 0; s < 4; s++) {
+        const int room = (ALL_WARPS - s + 3) / 4;
+        const bool less = to < 0 || instructions[s] < instructions[to] || (instructions[s] == instructions[to] && room < room_there);
+        if (warps[s] < room && less) to = s, room_there = room;
+      }
+      numbers |= (u64)role << 4 * (to + 4 * warps[to]);
+      instructions[to] += each, warps[to]++;
+    }
+  };
+  assign(SOLVER, SOLVERS, 1100), assign(MIXER, MIXERS, 650), assign(0, NW, 500), assign(PROVIDER, 1, 400);
+  return numbers;
+}
+
 struct Work {
   Span span;
   i64 head, unit, warp_units, first_unit;  // warps of a head are numbered from first_unit
