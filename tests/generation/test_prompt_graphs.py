@@ -286,7 +286,7 @@ def test_inference_mode(replayed):
     assert_same(second, as_before(model, [3] * 9, state=as_before(model, [1] * 20)))
 
 
-@pytest.mark.parametrize("tokens_given", [1, 63, 64, 65, 511, 512, 513, 1025, 2048, 2049, 8191, 8192])
+@pytest.mark.parametrize("tokens_given", [1, 63, 64, 65, 511, 512, 513, 1025, 2048, 2049, 16383, 16384])
 def test_room(tokens_given):
     """Less than 64 more tokens, or at most a quarter more; what is rounded is a multiple of 64 and stays as it is."""
     room = rounded_up(tokens_given, *ROUNDING)
@@ -296,7 +296,7 @@ def test_room(tokens_given):
 
 
 def test_few_forms_serve_all_lengths():
-    assert len({rounded_up(n, *ROUNDING) for n in range(1, MOST_TOKENS + 1)}) <= 24
+    assert len({rounded_up(n, *ROUNDING) for n in range(1, MOST_TOKENS + 1)}) <= 28
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from swila.layers.capture import capturable
 from swila.ops.fused.choice import serves
 from swila.ops.fused.modules import is_plain, is_tensor
 
-MOST_TOKENS = 8192  # of a pass; larger ones keep the device busy
+MOST_TOKENS = 16384  # of a pass; larger ones keep the device busy
 MOST_ROWS = 8  # a graph has memory for the states of its rows
 MOST_BYTES = 2**30  # of states in the buffers of a model's graphs; those that were not used for longest are freed
 MOST_FORMS = 256  # of a model that are remembered
