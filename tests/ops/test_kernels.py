@@ -81,6 +81,16 @@ def test_likelihoods_far_apart(kernels, device, name):
         torch.testing.assert_close(without.output, found.output)
 
 
+@pytest.mark.parametrize(("name", "stats"), [("plain", False), ("plain", True), ("temporal", False), ("temporal", True)])
+def test_a_few_values_far_from_all_predictions(kernels, device, name, stats):
+    """In one chunk of several, of some output dims: the first mixture is by far less likely than another there."""
+    call = make_call(VARIANTS[name], Shape(B=1, T=53, H=1, K=16, V=32, J=4), dtype=BF16, device=device)
+    v = call["v"].detach().clone()
+    v[:, 20:22, :, 5:20] = 400.0
+    call["v"] = v.requires_grad_()
+    assert_right(call, kernels, statistics=stats)
+
+
 @pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
 def test_gradients_of_a_prior_that_is_hardly_there(kernels, device):
     """The derivative with respect to a prior of e^-80 is clamped, that with respect to its logit is an ordinary number.

@@ -1,10 +1,13 @@
 #pragma once
 #include "forward_split_tiles.cuh"
 
-// Without temporal priors, shares are computed relative to the first mixture, whose own is one: the largest need not be found in the chain
-// from token to token. Where a sum of them passes this bound, the first one is far from likely, and the chunk is done again with the largest.
-constexpr bool FIRST_IS_ONE = NORMALIZE && !KEY_GATE;
-constexpr float MOST = 1e30f;
+// Shares are computed relative to the likelihood of the first mixture: the largest need not be found in the chain from token to token. Where
+// a sum of them passes a bound, the first one is far from likely, and the chunk is done again with the largest. Not where shares have
+// taken the place of the priors, so that it cannot be done again.
+constexpr bool BY_FIRST_MIXTURE = NORMALIZE && !SHARES_GIVEN;
+constexpr float MOST = 1e36f;
+// Temporal likelihoods are then carried times 2 to this: what is lost below is small even beside the smallest prior of the first mixture.
+constexpr float AMPLE_BY_FIRST = 30.f, LIKELIHOOD_OF_FIRST = 1 << 30;
 template <bool B> struct Flag { static constexpr bool value = B; };
 
 // Shares r_j ∝ 2^(prior_j - x_j²), still to be multiplied by what is returned, and their entropy.
@@ -27,6 +30,14 @@ DEVICE float shares_by_first(float (&r)[J], const Vector& prior, const float (&x
   const float inverse = rcp(sum);
   if (STATS) entropy = softmax_entropy(sum, product, inverse);
   return inverse;
+}
+// Likelihoods over that of the first mixture, or the largest.
+template <bool BY_FIRST> DEVICE void likelihoods(float (&y)[J], const float (&x)[J]) {
+#pragma unroll
+  for (int j = 0; j < J; j++) y[j] = BY_FIRST ? x[0] * x[0] + AMPLE_BY_FIRST - x[j] * x[j] : -x[j] * x[j];
+  const float most = BY_FIRST ? 0.f : largest(y) - AMPLE;
+#pragma unroll
+  for (int j = 0; j < J; j++) y[j] = BY_FIRST && j == 0 ? LIKELIHOOD_OF_FIRST : ex2(y[j] - most);
 }
 
 // One output dim per lane: the substitution.
@@ -52,10 +63,10 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
     };
     if (kept) keep(0);
     await(PREDICTED, WITH_SOLVERS);
-    float used_before[J], most = 0.f;
+    float r_before[J], used_before[J], most = 0.f;
     const float spread_before = spread;
 #pragma unroll
-    for (int j = 0; j < J; j++) used_before[j] = used[j];
+    for (int j = 0; j < J; j++) r_before[j] = r[j], used_before[j] = used[j];
     auto substitute_chunk = [&](auto by_first) {
       constexpr bool BY_FIRST = decltype(by_first)::value;
       char *at_c = c_tile, *at_given = given;
@@ -83,14 +94,13 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           for (int j = 0; j < J; j++) c[j] = rate.x[j] * x[t][j];
           if constexpr (NORMALIZE && KEY_GATE) {  // without a logarithm of the priors, which would be in the chain as well
             float likelihood[J], sum;
-#pragma unroll
-            for (int j = 0; j < J; j++) likelihood[j] = -x[t][j] * x[t][j];
-            const float most = largest(likelihood);
+            likelihoods<BY_FIRST>(likelihood, x[t]);
 #pragma unroll
             for (int j = 0; j < J; j++) {
-              r[j] = max_nan(stay * r[j] + prior.x[j], TINY) * ex2(likelihood[j] - most + AMPLE);
+              r[j] = max_nan(stay * r[j] + prior.x[j], TINY) * likelihood[j];
               sum = j ? sum + r[j] : r[j];
             }
+            if (BY_FIRST) most = max_nan(sum, most);
             inverse = rcp(sum);
           } else if constexpr (NORMALIZE) {
             if constexpr (BY_FIRST) inverse = shares_by_first(r, prior, x[t], entropy, most); else inverse = unscaled_shares(r, prior, x[t], entropy);
@@ -143,14 +153,14 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           for (int j = 0; j < J; j++) x[t][j] = x[t + PART][j];
       }
     };
-    substitute_chunk(Flag<FIRST_IS_ONE>());
-    if (FIRST_IS_ONE && __builtin_expect(!(most <= MOST), 0)) {
+    substitute_chunk(Flag<BY_FIRST_MIXTURE>());
+    if (BY_FIRST_MIXTURE && __builtin_expect(!(most <= MOST), 0)) {
       spread = spread_before;
 #pragma unroll
-      for (int j = 0; j < J; j++) used[j] = used_before[j];
+      for (int j = 0; j < J; j++) r[j] = r_before[j], used[j] = used_before[j];
       substitute_chunk(Flag<false>());
     }
-    if (FIRST_IS_ONE) sync_warp();
+    if (BY_FIRST_MIXTURE) sync_warp();
     announce(WRITTEN_ALL, ALL_BUT_MIXERS);
     if (SHARES_GIVEN) announce(SHARES + (chunk & 1), 32 * (SOLVERS + MIXERS));
   }
