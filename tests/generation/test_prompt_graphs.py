@@ -191,12 +191,15 @@ def test_the_first_error_of_a_failed_capture_is_told():
 
 
 def test_garbage_is_not_collected_in_a_capture(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: nullcontext())
+    captured = []
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: captured.append(graph) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "another")
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: None)
 
     def fail():
-        with capturing(None, None):
+        with capturing("the graph", None):
             assert not gc.isenabled()
             raise RuntimeError("failed")
 
@@ -208,6 +211,10 @@ def test_garbage_is_not_collected_in_a_capture(monkeypatch):
             assert gc.isenabled() == before
         finally:
             gc.enable()
+    assert captured == 2 * ["the graph", "another"]  # after a capture that fails, one that does not
+    with capturing("the graph", None):
+        pass
+    assert captured[4:] == ["the graph"]
 
 
 def test_weights_of_another_dtype_are_others():

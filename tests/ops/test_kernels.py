@@ -81,7 +81,9 @@ def test_likelihoods_far_apart(kernels, device, name):
         torch.testing.assert_close(without.output, found.output)
 
 
-@pytest.mark.parametrize(("name", "stats"), [("plain", False), ("plain", True), ("temporal", False), ("temporal", True)])
+@pytest.mark.parametrize(
+    ("name", "stats"), [("plain", False), ("plain", True), ("temporal", False), ("temporal", True)]
+)
 def test_a_few_values_far_from_all_predictions(kernels, device, name, stats):
     """In one chunk of several, of some output dims: the first mixture is by far less likely than another there."""
     call = make_call(VARIANTS[name], Shape(B=1, T=53, H=1, K=16, V=32, J=4), dtype=BF16, device=device)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
+
+_failed: list[torch.cuda.CUDAGraph] = []  # of captures that failed: torch's allocator may still refer to them
 
 
 @contextmanager
@@ -26,11 +28,21 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: Any, pool: Any = None) -> Ite
     gc.disable()
     try:
         here = torch.cuda.stream(torch.cuda.current_stream())  # to which a capture that fails must return
-        with here, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with here, _capture(graph, stream, pool):
             yield
+    except RuntimeError:
+        # the generator of some versions of torch stays in the mode of a capture that failed, until one succeeds
+        _failed.append(graph)
+        with suppress(RuntimeError), _capture(torch.cuda.CUDAGraph(), stream):
+            torch.zeros((), device="cuda")
+        raise
     finally:
         if collects:
             gc.enable()
+
+
+def _capture(graph: torch.cuda.CUDAGraph, stream: Any, pool: Any = None) -> AbstractContextManager[Any]:
+    return torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
 
 
 def own_stream(device: torch.device) -> torch.cuda.Stream:
