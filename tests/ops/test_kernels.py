@@ -10,9 +10,12 @@ from emulator.launcher import Emulator
 from served import assert_broken_values_spread, assert_infinite_logits_are_seen_or_large
 
 from swila import SwitchingState, switching_delta_rule, switching_delta_rule_step
+from swila.ops import set_value_checks
 from swila.ops.backends import Backend, choose_backend, get_backend, register_backend, unregister_backend
 from swila.ops.call import PER_TOKEN, Inputs, Options, Results
 from swila.ops.cuda.backend import Kernels, operand_bits, saved_like, unsupported
+from swila.ops.cuda.specialization import Specialization
+from swila.ops.cuda.table import backward_kernel
 from swila.testing import VARIANTS, Shape, Variant, check_backend, evaluate, make_call, problem_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -42,6 +45,13 @@ def kernels(device, request):
 def assert_right(call, backend, **options):
     wrong = [check for check in check_backend(call, backend, **options) if not check.ok]
     assert not wrong, wrong
+
+
+def assert_two_roles(call):
+    """With as many multiprocessors as an H100 has, the backward of a head is that with two roles."""
+    x = Inputs.of([*(call.get(name) for name in PER_TOKEN), *call["initial_state"]])
+    spec = Specialization.of(x, Options("pre", call["normalize"]))
+    assert backward_kernel(spec, problem_of(call).H, 132) == "backward_split"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -93,6 +103,39 @@ def test_a_few_values_far_from_all_predictions(kernels, device, name, stats):
     assert_right(call, kernels, statistics=stats)
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize(
+    ("errors", "holder"),
+    [([(14, 14), (0, 12), (12, 0)], 0), ([(18.5, 0), (0, 12.5)], 0), ([(0, 9), (16, 0)], 1)],
+    ids=["three", "two", "first"],
+)
+@pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
+def test_the_likeliest_mixture_has_the_smallest_prior(kernels, device, errors, holder, stats, dtype):
+    """With gates of zero: at the first of two tokens the mixture that has all of the prior is by far less likely."""
+    J, V = len(errors), 32
+    variant = Variant(None, "pre", True, False, True)
+    call = make_call(variant, Shape(B=1, T=2, H=1, K=16, V=V, J=J), dtype=dtype, requires_grad=False, device=device)
+    call["k"] = torch.eye(16, device=device)[:2].view(1, 2, 1, 16).to(dtype)
+    call |= {"q": call["k"], "beta": torch.full_like(call["beta"], 0.5)}
+    call |= {name: torch.zeros_like(call[name]) for name in ("v", "key_gate", "key_logits", "query_logits")}
+    W, r = torch.zeros_like(call["initial_state"].W), torch.zeros_like(call["initial_state"].r)
+    r[:, :, holder] = 1
+    W[..., :2] = -torch.tensor(errors, device=device).view(J, 1, 2)
+
+    def results(backend):
+        state = SwitchingState(W.clone().requires_grad_(), r, None)
+        v = call["v"].clone().requires_grad_()
+        found = switching_delta_rule(
+            **call | {"initial_state": state, "v": v}, return_state=True, routing_stats=stats, backend=backend
+        )
+        loss = found.output[:, 1].float().sum() + found.state.W.sum()
+        return found.state.r, found.state.W, *torch.autograd.grad(loss, [v, state.W])
+
+    for found, expected in zip(results(kernels), results("reference"), strict=True):
+        torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
 def test_gradients_of_a_prior_that_is_hardly_there(kernels, device):
     """The derivative with respect to a prior of e^-80 is clamped, that with respect to its logit is an ordinary number.
@@ -101,7 +144,7 @@ def test_gradients_of_a_prior_that_is_hardly_there(kernels, device):
     """
     gap, dtype = 80.0, BF16
     variant = Variant(None, "pre", True, False, True)
-    call = make_call(variant, Shape(B=1, T=2, H=1, K=16, V=16, J=2), dtype=dtype, requires_grad=False, device=device)
+    call = make_call(variant, Shape(B=1, T=2, H=1, K=16, V=32, J=2), dtype=dtype, requires_grad=False, device=device)
     error = (2 * gap) ** 0.5
     call |= {name: torch.full_like(call[name], 0.25) for name in ("q", "k")}
     call |= {"v": torch.full_like(call["v"], error), "key_gate": torch.ones_like(call["key_gate"])}
@@ -221,7 +264,8 @@ def test_blocks_of_most_warps(kernels, device, name, J, stats):
 )
 def test_few_heads_and_gates(kernels, device, key, query, normalize, J, stats):
     variant = Variant(None, "pre", key, query, normalize)
-    call = make_call(variant, Shape(B=1, T=37, H=1, K=16, V=16, J=J), dtype=BF16, device=device)
+    call = make_call(variant, Shape(B=1, T=37, H=1, K=16, V=32, J=J), dtype=BF16, device=device)
+    assert_two_roles(call)
     assert_right(call, kernels, statistics=stats)
 
 
@@ -229,8 +273,30 @@ def test_few_heads_and_gates(kernels, device, key, query, normalize, J, stats):
 @pytest.mark.parametrize("name", ["plain", "temporal"])
 def test_few_heads_of_packed_sequences(kernels, device, name):
     lengths = [3, 1, 17, 33] + [530] * (device != "cpu")
-    call = make_call(VARIANTS[name], Shape(H=1, K=64, V=16, J=2), lengths=lengths, dtype=BF16, device=device)
+    call = make_call(VARIANTS[name], Shape(H=1, K=64, V=32, J=2), lengths=lengths, dtype=BF16, device=device)
+    assert_two_roles(call)
     assert_right(call, kernels)
+
+
+@pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
+@pytest.mark.parametrize(("name", "dtype"), [("temporal", BF16), ("plain", BF16), ("gated-value", F32)])
+def test_packed_sequences_without_tokens(kernels, device, name, dtype):
+    """They are refused where values are checked, and elsewhere do no harm."""
+    shape = Shape(H=1, K=16, V=32, J=4)
+    call = make_call(VARIANTS[name], shape, lengths=[3, 20], dtype=dtype, initial_state=False, device=device)
+    inputs = [t for t in call.values() if isinstance(t, torch.Tensor) and t.requires_grad]
+
+    def results(*bounds):
+        call["cu_seqlens"] = torch.tensor(bounds, device=device)
+        output = switching_delta_rule(**call, backend=kernels).output
+        return output, *torch.autograd.grad(output.float().square().sum(), inputs)
+
+    set_value_checks("never")
+    try:
+        found, expected = results(0, 0, 3, 3, 23, 23), results(0, 3, 23)
+    finally:
+        set_value_checks("cpu")
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("kernels", [{"warps": 1}, {"limit": 99 * 1024}], indirect=True, ids=str)
@@ -248,7 +314,7 @@ def test_several_blocks_per_head(kernels, device, name, lengths):
 )
 def test_gradient_of_the_logits_of_learning_rates(kernels, device, name, dtype):
     """It takes the place of the learning rates' own; all others have the same bits."""
-    call = make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=16, V=16, J=2), dtype=dtype, device=device)
+    call = make_call(VARIANTS[name], Shape(B=1, T=20, H=1, K=16, V=32, J=2), dtype=dtype, device=device)
     x = Inputs.of(call.get(field) for field in Inputs._fields[:9])
     backend = get_backend(kernels)
     results, kept = backend.forward(x, Options(), True)

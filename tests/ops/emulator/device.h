@@ -104,7 +104,7 @@ inline void run_block(int threads, unsigned index, int order, std::function<void
     const bool late = b.steps == seen;  // nothing else can go on
     seen = b.steps;
     for (int i = 0; i < threads; i++) {
-      int id = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 7 + 3) % threads;
+      int id = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 37 + 3) % threads  /* warps never number 37 */;
       Fiber& f = b.fibers[id];
       if (f.done) continue;
       any = true;
@@ -135,6 +135,7 @@ inline float ex2(float x) { return flushed(exp2f(flushed(x))); }
 inline float lg2(float x) { return log2f(flushed(x)); }
 inline float rcp(float x) { return flushed(1.f / flushed(x)); }
 inline float max_nan(float x, float y) { return x != x ? x : y != y ? y : x > y ? x : y; }
+inline float min_nan(float x, float y) { return x != x ? x : y != y ? y : x < y ? x : y; }
 inline u32 thread_again() { return threadIdx.x; }
 inline float as_float(u32 bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline u16 to_bf16_(float x) {

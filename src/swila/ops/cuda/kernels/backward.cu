@@ -39,7 +39,7 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
     for (int i = (int)threadIdx.x; i < STAGES * STAGE_BYTES / 4; i += NT) ((u32*)shared)[i] = 0;
   sync_block();
 
-  if (STAGES == 2) fetch_stage(a, w, shared + (int)((w.chunks - 1) % STAGES) * STAGE_BYTES, w.chunks - 1, p);
+  if (STAGES == 2) fetch_stage(a, w, shared + (int)((w.chunks - 1) & 1) * STAGE_BYTES, w.chunks - 1, p);  // also of no chunks
   float W[2][KT][4];
   const State state{W, w_slots};
   for (i64 chunk = w.chunks - 1; chunk >= 0; chunk--) {

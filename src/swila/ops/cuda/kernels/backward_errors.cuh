@@ -17,15 +17,16 @@ DEVICE float share_of(float error, float pi, float g, float last, const Place& p
 }
 // By token, a lane all mixtures of its output dims, a row of the tiles of products at a time; into their tiles. Where each
 // responsibility needs the one before, the router's priors, and in the place of responsibilities what is left to multiply: likelihoods
-// over the largest of the mixtures, times 2^AMPLE.
+// over the largest of likelihood times g π.
 struct ErrorsByToken {
-  float x[DB][JT], y[DB][JT], v[DB][2];
+  float x[DB][JT], y[DB][JT], v[DB][2], g[DB][2];
   DEVICE void load(const Tiles& tiles, int h, const Place& p) {
 #pragma unroll
     for (int b = 0; b < DB; b++) {
       const int t = p.row + h * 8, d = (b * 8 + p.quad * 2) % DPW;
-      v[b][0] = v[b][1] = 0.f;
+      v[b][0] = v[b][1] = g[b][0] = g[b][1] = 0.f;
       if (V >= DPW || d < V) load2((const TX*)(tiles.stage + STAGE_V + t * V_ROW) + p.warp * DPW + d, v[b][0], v[b][1]);
+      if (OVER_TIME && (V >= DPW || d < V)) load2((const TB*)(tiles.stage + STAGE_GK + t * B_ROW) + p.warp * DPW + d, g[b][0], g[b][1]);
       logits_of(x[b], y[b], tiles.stage + STAGE_LK, t, b, p);
     }
   }
@@ -45,18 +46,20 @@ struct ErrorsByToken {
           if (there) x[b][i] += left[i], y[b][i] += right[i];
         } else {
           if (!there) left[i] = right[i] = NEVER;
-          most0 = max_nan(most0, left[i]), most1 = max_nan(most1, right[i]);
         }
       }
       softmax_tile(x[b], y[b]);
       if constexpr (!SHARES_BY_TOKEN) {
+#pragma unroll
+        for (int i = 0; i < JT; i++)
+          most0 = max_nan(most0, left[i] + log_bound(g[b][0] * x[b][i])), most1 = max_nan(most1, right[i] + log_bound(g[b][1] * y[b][i]));
 #pragma unroll
         for (int m = DPW / 2; m > 0 && m < 4; m *= 2)
           most0 = max_nan(most0, shfl_xor(most0, m)), most1 = max_nan(most1, shfl_xor(most1, m));
 #pragma unroll
         for (int i = 0; i < JT; i++) {
           *(float2_*)&tiles.prior[place + i * DB * 8] = {x[b][i], y[b][i]};
-          x[b][i] = ex2(left[i] - most0 + AMPLE), y[b][i] = ex2(right[i] - most1 + AMPLE);
+          x[b][i] = ex2(left[i] - most0 - HEADROOM), y[b][i] = ex2(right[i] - most1 - HEADROOM);
         }
       }
 #pragma unroll
@@ -86,7 +89,7 @@ struct NothingBeside {
   DEVICE void put(int) {}
 };
 // The rest of that by the lanes that own the columns, half a chunk at a time: r_t = p_t l_t / Σ_j p_t l_t with
-// p_t = (1 - g) r_{t-1} + g π. The sum is never zero: the largest of the likelihoods l is 2^AMPLE.
+// p_t = (1 - g) r_{t-1} + g π. The sum is never zero: p is at least g π.
 // The forward has kept r in the middle of a chunk, so that both halves of the chain run side by side.
 struct SharesOverTime {
   float stay[8], fresh[8], likelihood[8];

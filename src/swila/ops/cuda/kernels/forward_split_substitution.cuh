@@ -2,12 +2,11 @@
 #include "forward_split_tiles.cuh"
 
 // Shares are computed relative to the likelihood of the first mixture: the largest need not be found in the chain from token to token. Where
-// a sum of them passes a bound, the first one is far from likely, and the chunk is done again with the largest. Not where shares have
-// taken the place of the priors, so that it cannot be done again.
+// a sum of them is out of bounds, the first one is far from likely, or the likeliest has a tiny prior, and the chunk is done again with the
+// largest. Not where shares have taken the place of the priors, so that it cannot be done again.
 constexpr bool BY_FIRST_MIXTURE = NORMALIZE && !SHARES_GIVEN;
-constexpr float MOST = 1e36f;
-// Temporal likelihoods are then carried times 2 to this: what is lost below is small even beside the smallest prior of the first mixture.
-constexpr float AMPLE_BY_FIRST = 30.f, LIKELIHOOD_OF_FIRST = 1 << 30;
+constexpr float MOST = 1e36f, FEWEST = 1.f;
+constexpr float FIRST = 40.f, LIKELIHOOD_OF_FIRST = 1ll << 40;  // temporal likelihoods are then carried times 2 to this
 template <bool B> struct Flag { static constexpr bool value = B; };
 
 // Shares r_j ∝ 2^(prior_j - x_j²), still to be multiplied by what is returned, and their entropy.
@@ -16,7 +15,7 @@ DEVICE float unscaled_shares(float (&r)[J], const Vector& prior, const float (&x
   for (int j = 0; j < J; j++) r[j] = prior.x[j] - x[j] * x[j];
   return unscaled_softmax(r, entropy);
 }
-// The same relative to the first mixture, with the largest sum so far.
+// The same relative to the first mixture, with the largest sum so far; none is below one.
 DEVICE float shares_by_first(float (&r)[J], const Vector& prior, const float (&x)[J], float& entropy, float& most) {
   float sum = 1.f, product = 0.f;
   r[0] = 1.f;
@@ -31,13 +30,19 @@ DEVICE float shares_by_first(float (&r)[J], const Vector& prior, const float (&x
   if (STATS) entropy = softmax_entropy(sum, product, inverse);
   return inverse;
 }
-// Likelihoods over that of the first mixture, or the largest.
-template <bool BY_FIRST> DEVICE void likelihoods(float (&y)[J], const float (&x)[J]) {
+// Likelihoods over that of the first mixture.
+DEVICE void likelihoods_by_first(float (&y)[J], const float (&x)[J]) {
+  y[0] = LIKELIHOOD_OF_FIRST;
 #pragma unroll
-  for (int j = 0; j < J; j++) y[j] = BY_FIRST ? x[0] * x[0] + AMPLE_BY_FIRST - x[j] * x[j] : -x[j] * x[j];
-  const float most = BY_FIRST ? 0.f : largest(y) - AMPLE;
+  for (int j = 1; j < J; j++) y[j] = ex2(x[0] * x[0] + FIRST - x[j] * x[j]);
+}
+// The same over the largest of likelihood times g π.
+DEVICE void likelihoods_by_largest(float (&y)[J], const float (&x)[J], const Vector& prior) {
 #pragma unroll
-  for (int j = 0; j < J; j++) y[j] = BY_FIRST && j == 0 ? LIKELIHOOD_OF_FIRST : ex2(y[j] - most);
+  for (int j = 0; j < J; j++) y[j] = log_bound(prior.x[j]) - x[j] * x[j];
+  const float most = largest(y) + HEADROOM;
+#pragma unroll
+  for (int j = 0; j < J; j++) y[j] = ex2(-x[j] * x[j] - most);
 }
 
 // One output dim per lane: the substitution.
@@ -63,7 +68,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
     };
     if (kept) keep(0);
     await(PREDICTED, WITH_SOLVERS);
-    float r_before[J], used_before[J], most = 0.f;
+    float r_before[J], used_before[J], most = 0.f, fewest = FEWEST;
     const float spread_before = spread;
 #pragma unroll
     for (int j = 0; j < J; j++) r_before[j] = r[j], used_before[j] = used[j];
@@ -94,13 +99,13 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           for (int j = 0; j < J; j++) c[j] = rate.x[j] * x[t][j];
           if constexpr (NORMALIZE && KEY_GATE) {  // without a logarithm of the priors, which would be in the chain as well
             float likelihood[J], sum;
-            likelihoods<BY_FIRST>(likelihood, x[t]);
+            if constexpr (BY_FIRST) likelihoods_by_first(likelihood, x[t]); else likelihoods_by_largest(likelihood, x[t], prior);
 #pragma unroll
             for (int j = 0; j < J; j++) {
               r[j] = max_nan(stay * r[j] + prior.x[j], TINY) * likelihood[j];
               sum = j ? sum + r[j] : r[j];
             }
-            if (BY_FIRST) most = max_nan(sum, most);
+            if (BY_FIRST) most = max_nan(sum, most), fewest = min_nan(sum, fewest);
             inverse = rcp(sum);
           } else if constexpr (NORMALIZE) {
             if constexpr (BY_FIRST) inverse = shares_by_first(r, prior, x[t], entropy, most); else inverse = unscaled_shares(r, prior, x[t], entropy);
@@ -154,7 +159,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
       }
     };
     substitute_chunk(Flag<BY_FIRST_MIXTURE>());
-    if (BY_FIRST_MIXTURE && __builtin_expect(!(most <= MOST), 0)) {
+    if (BY_FIRST_MIXTURE && __builtin_expect(!(most <= MOST && fewest >= FEWEST), 0)) {
       spread = spread_before;
 #pragma unroll
       for (int j = 0; j < J; j++) r[j] = r_before[j], used[j] = used_before[j];

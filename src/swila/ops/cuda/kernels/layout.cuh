@@ -31,9 +31,10 @@ constexpr bool RAW = same<TX, bf16>::value && !BY_KEY;  // q and k are operands 
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f, TINY = 1.17549435e-38f;
 constexpr float NEVER = -3e38f;  // log-prior of a lane without a column
 constexpr float LEAST = -1e30f;  // log-prior of a mixture that is ruled out
-// Likelihoods over the largest of the mixtures are carried times 2 to this: a mixture with a small likelihood and a prior close to one
-// may outweigh one with the smallest prior. A sum of four and its inverse stay finite.
-constexpr float AMPLE = 63.f;
+// Shares r ∝ p l are computed from likelihoods l over the largest of l times a bound of the prior p, g π or TINY, so that a mixture with the
+// smallest prior may be the likeliest. Divided by 2 to this, a sum of 16 such products and its inverse stay finite.
+constexpr float HEADROOM = 5.f;
+DEVICE float log_bound(float x) { return lg2(max_nan(x, TINY)); }
 
 static_assert(!BY_KEY || J <= 4, "decay by key dim: up to 4 mixtures");
 
