@@ -3,8 +3,7 @@
 // Threads run one at a time until they have to wait for others, in an order that can be turned round, so that a
 // missing barrier shows as a wrong number. Asynchronous copies arrive only when they are waited for.
 #pragma once
-#include <setjmp.h>
-#include <ucontext.h>
+#include "fibers.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <functional>
-#include <vector>
 
 #define SWILA_EMULATOR
 typedef uint16_t u16;
@@ -25,108 +22,112 @@ typedef int64_t i64;
 #define KERNEL static
 #define __launch_bounds__(...)
 #define __restrict__
-#define SHARED(name) char* name = shared_memory
+#define SHARED(name) char* name = shared_memory_()
 #define OFFSET_OF(type, field) __builtin_offsetof(type, field)
 #define NEEDS(bytes, threads) static int swila_shared_bytes = (bytes), swila_threads = (threads);
 
 struct Dim { unsigned x; };
-struct Warp { u64 slot[32][8]; int arrived = 0; int generation = 0; };
+struct Meeting {
+  int arrived = 0, generation = 0, threads = 0;
+  char order[64];  // one for each of the last generations
+};
+struct Warp { u64 slot[32][8]; Meeting all; };
 struct Copy { void* to; const void* from; bool valid; };
-struct Fiber {
-  ucontext_t context;
-  jmp_buf jump;
-  bool started = false, done = false;
-  std::vector<char> stack;
+struct Thread {
+  Fiber fiber;
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
 };
 struct Block {
-  std::vector<Fiber> fibers;
+  std::vector<Thread> threads;
   std::vector<Warp> warps;
-  int arrived = 0, generation = 0, current = 0;
+  Meeting all, named[16];
+  int current = 0;
   long steps = 0;  // how often a thread went on
-  int named_arrived[16] = {}, named_generation[16] = {};
-  ucontext_t main;
-  jmp_buf back;
   std::function<void()> body;
 };
 static Block* block;
 static Dim threadIdx, blockIdx;
 static char* shared_memory;
+UNSEEN inline char* shared_memory_() { return shared_memory; }
 
-inline void yield_() {
-  Fiber& f = block->fibers[block->current];
-  if (_setjmp(f.jump) == 0) _longjmp(block->back, 1);
+UNSEEN inline void yield_() {
+  leave(block->threads[block->current].fiber);
   threadIdx.x = block->current;
 }
-inline void meet(int& arrived, int& generation, int count) {
-  int mine = generation;
-  if (++arrived == count) {
-    arrived = 0, generation++;
+// Wait until so many threads have come; what each wrote before is seen after, if the meeting orders memory.
+UNSEEN inline void meet(Meeting& at, int threads, bool orders) {
+  const int mine = at.generation;
+  if (orders) released(at.order + mine % 64);
+  if (++at.arrived == threads) {
+    at.arrived = 0, at.generation++;
   } else {
-    while (generation == mine) yield_();
+    while (at.generation == mine) yield_();
   }
+  if (orders) acquired(at.order + mine % 64);
   block->steps++;
 }
-inline Warp& warp() { return block->warps[block->current / 32]; }
-inline int lane_() { return block->current % 32; }
-inline void sync_warp() { meet(warp().arrived, warp().generation, 32); }
-inline void sync_block() { meet(block->arrived, block->generation, (int)block->fibers.size()); }
+UNSEEN inline Warp& warp() { return block->warps[block->current / 32]; }
+UNSEEN inline int lane_() { return block->current % 32; }
+UNSEEN inline void sync_warp() { meet(warp().all, 32, true); }
+UNSEEN inline void meet_warp() { meet(warp().all, 32, false); }  // shuffles and matrix instructions do not order memory
+UNSEEN inline void sync_block() { meet(block->all, (int)block->threads.size(), true); }
 
-inline void await(int barrier, int threads) { meet(block->named_arrived[barrier], block->named_generation[barrier], threads); }
-inline void announce(int barrier, int threads) {
-  if (++block->named_arrived[barrier] == threads) block->named_arrived[barrier] = 0, block->named_generation[barrier]++;
+// A whole warp arrives at a named barrier at once; all name the same number of threads.
+UNSEEN inline Meeting& arrive(int barrier, int threads) {
+  meet_warp();
+  Meeting& at = block->named[barrier];
+  if (at.arrived && at.threads != threads) {
+    fprintf(stderr, "barrier %d: %d and %d threads\n", barrier, threads, at.threads);
+    abort();
+  }
+  at.threads = threads;
+  return at;
+}
+UNSEEN inline void await(int barrier, int threads) { meet(arrive(barrier, threads), threads, true); }
+UNSEEN inline void announce(int barrier, int threads) {
+  Meeting& at = arrive(barrier, threads);
+  released(at.order + at.generation % 64);
+  if (++at.arrived == threads) at.arrived = 0, at.generation++;
 }
 
-static void enter() {
+UNSEEN static void enter() {
   threadIdx.x = block->current;
   block->body();
-  block->fibers[block->current].done = true;
-  _longjmp(block->back, 1);
+  Fiber& fiber = block->threads[block->current].fiber;
+  fiber.done = true;
+  leave(fiber);
 }
-inline void run_block(int threads, unsigned index, int order, std::function<void()> body) {
-  Block b;
-  block = &b;
+UNSEEN inline void run_block(int threads, unsigned index, int order, std::function<void()> body) {
+  Block& b = *(block = new Block);
   b.body = body;
-  b.fibers.resize(threads);
+  b.threads.resize(threads);
   b.warps.resize(threads / 32);
   blockIdx.x = index;
-  long seen = -1;
-  for (long rounds = 0;; rounds++) {
-    if (rounds == 3000000) {
-      fprintf(stderr, "threads wait for each other for ever\n");
-      for (int i = 0; i < 16; i++) fprintf(stderr, "barrier %d: %d arrived in round %d\n", i, b.named_arrived[i], b.named_generation[i]);
-      fprintf(stderr, "block: %d arrived in round %d\n", b.arrived, b.generation);
-      for (size_t i = 0; i < b.warps.size(); i++) fprintf(stderr, "warp %zu: %d arrived in round %d\n", i, b.warps[i].arrived, b.warps[i].generation);
-      abort();
-    }
+  long seen = -1, stuck = 0;
+  for (;;) {
     bool any = false;
     const bool late = b.steps == seen;  // nothing else can go on
+    stuck = late ? stuck + 1 : 0;
+    if (stuck == 10000) {
+      fprintf(stderr, "threads wait for each other for ever\n");
+      for (int i = 0; i < 16; i++) fprintf(stderr, "barrier %d: %d arrived in round %d\n", i, b.named[i].arrived, b.named[i].generation);
+      fprintf(stderr, "block: %d arrived in round %d\n", b.all.arrived, b.all.generation);
+      for (size_t i = 0; i < b.warps.size(); i++) fprintf(stderr, "warp %zu: %d arrived in round %d\n", i, b.warps[i].all.arrived, b.warps[i].all.generation);
+      abort();
+    }
     seen = b.steps;
     for (int i = 0; i < threads; i++) {
-      int id = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 37 + 3) % threads  /* warps never number 37 */;
-      Fiber& f = b.fibers[id];
-      if (f.done) continue;
+      const int id = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 37 + 3) % threads;  // no block has 37 warps
+      if (b.threads[id].fiber.done) continue;
       any = true;
       if (order > 2 && (id / 32 == order - 3) != late) continue;
       b.current = id;
-      if (_setjmp(b.back) == 0) {
-        if (!f.started) {
-          f.started = true;
-          f.stack.resize(256 << 10);
-          getcontext(&f.context);
-          f.context.uc_stack.ss_sp = f.stack.data();
-          f.context.uc_stack.ss_size = f.stack.size();
-          f.context.uc_link = nullptr;
-          makecontext(&f.context, enter, 0);
-          setcontext(&f.context);
-        } else {
-          _longjmp(f.jump, 1);
-        }
-      }
+      resume(b.threads[id].fiber, enter);
     }
     if (!any) break;
   }
+  delete block;
 }
 
 // As on a GPU, numbers below the smallest normal one become zero.
@@ -155,25 +156,25 @@ inline float bf_(u32 w, int high) {
   return f;
 }
 
-inline float shfl(float x, int from) {
+UNSEEN inline float shfl(float x, int from) {
   Warp& w = warp();
   u32 b;
   memcpy(&b, &x, 4);
   w.slot[lane_()][0] = b;
-  sync_warp();
+  meet_warp();
   b = (u32)w.slot[from & 31][0];
-  sync_warp();
+  meet_warp();
   memcpy(&x, &b, 4);
   return x;
 }
-inline float shfl_xor(float x, int mask) { return shfl(x, lane_() ^ mask); }
+UNSEEN inline float shfl_xor(float x, int mask) { return shfl(x, lane_() ^ mask); }
 
-inline void mma_(float (&d)[4], const u32* a, const u32* b, int halves) {
+UNSEEN inline void mma_(float (&d)[4], const u32* a, const u32* b, int halves) {
   Warp& w = warp();
   int l = lane_(), row = l / 4, column = l % 4 * 2;
   for (int i = 0; i < 2 * halves; i++) w.slot[l][i] = a[i];
   for (int i = 0; i < halves; i++) w.slot[l][4 + i] = b[i];
-  sync_warp();
+  meet_warp();
   for (int i = 0; i < 4; i++) {
     int m = row + (i / 2) * 8, n = column + i % 2;
     float sum = 0;
@@ -184,58 +185,61 @@ inline void mma_(float (&d)[4], const u32* a, const u32* b, int halves) {
     }
     d[i] += sum;
   }
-  sync_warp();
+  meet_warp();
 }
-inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+UNSEEN inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   u32 b[2] = {b0, b1};
   mma_(d, a, b, 2);
 }
-inline void mma_k8(float (&d)[4], u32 a0, u32 a1, u32 b) {
+UNSEEN inline void mma_k8(float (&d)[4], u32 a0, u32 a1, u32 b) {
   u32 a[2] = {a0, a1};
   mma_(d, a, &b, 1);
 }
-inline void ldmatrix_(u32 (&d)[4], const void* row, bool transpose) {
+UNSEEN inline void ldmatrix_(u32 (&d)[4], const void* row, bool transpose) {
   Warp& w = warp();
   int l = lane_();
   if ((u64)row % 16) { fprintf(stderr, "ldmatrix: row not aligned\n"); abort(); }
   w.slot[l][0] = (u64)row;
-  sync_warp();
+  meet_warp();
   for (int m = 0; m < 4; m++) {
     u32 e[2];
     for (int i = 0; i < 2; i++) {
       int r = transpose ? l % 4 * 2 + i : l / 4, c = transpose ? l / 4 : l % 4 * 2 + i;
-      e[i] = ((const u16*)w.slot[m * 8 + r][0])[c];
+      const u16* from = (const u16*)w.slot[m * 8 + r][0] + c;
+      has_read(from);
+      e[i] = *from;
     }
     d[m] = e[0] | e[1] << 16;
   }
-  sync_warp();
+  meet_warp();
 }
-inline void ldmatrix(u32 (&d)[4], const void* row) { ldmatrix_(d, row, false); }
-inline void ldmatrix_t(u32 (&d)[4], const void* row) { ldmatrix_(d, row, true); }
-inline u32 transposed(u32 x) {
+UNSEEN inline void ldmatrix(u32 (&d)[4], const void* row) { ldmatrix_(d, row, false); }
+UNSEEN inline void ldmatrix_t(u32 (&d)[4], const void* row) { ldmatrix_(d, row, true); }
+UNSEEN inline u32 transposed(u32 x) {
   Warp& w = warp();
   int l = lane_();
   w.slot[l][0] = x;
-  sync_warp();
+  meet_warp();
   u32 e[2];
   for (int i = 0; i < 2; i++) {
     int r = l % 4 * 2 + i, c = l / 4;
     e[i] = (u32)(w.slot[r * 4 + c / 2][0] >> (c % 2 * 16)) & 0xffff;
   }
-  sync_warp();
+  meet_warp();
   return e[0] | e[1] << 16;
 }
-inline void copy_async(void* to, const void* from, bool valid) {
+UNSEEN inline void copy_async(void* to, const void* from, bool valid) {
   if ((u64)to % 16 || (valid && (u64)from % 16)) { fprintf(stderr, "copy_async: not aligned\n"); abort(); }
-  block->fibers[block->current].open.push_back({to, from, valid});
+  will_write(to, 16);
+  block->threads[block->current].open.push_back({to, from, valid});
 }
-inline void copy_commit() {
-  Fiber& f = block->fibers[block->current];
+UNSEEN inline void copy_commit() {
+  Thread& f = block->threads[block->current];
   f.groups.push_back(f.open);
   f.open.clear();
 }
-template <int N> inline void copy_wait() {
-  Fiber& f = block->fibers[block->current];
+template <int N> UNSEEN inline void copy_wait() {
+  Thread& f = block->threads[block->current];
   while ((int)f.groups.size() > N) {
     for (Copy& c : f.groups.front())
       if (c.valid) memcpy(c.to, c.from, 16); else memset(c.to, 0, 16);

@@ -1,4 +1,5 @@
-// One kernel as a shared library: `run` launches it block by block.
+// One kernel as a shared library: `run` launches it block by block. With RACES as a program, whose argument is a file: grid, number of
+// fields, and of each field whether it is a tensor, then its value, or the number of bytes and these.
 #include "device.h"
 #include SOURCE
 
@@ -14,3 +15,26 @@ extern "C" void run(const i64* arguments, i64 grid, int order) {
     run_block(swila_threads, (unsigned)i, order, [&] { KERNEL_NAME(a); });
   }
 }
+
+#ifdef RACES
+static i64 number(FILE* file) {
+  i64 x;
+  if (fread(&x, sizeof x, 1, file) != 1) abort();
+  return x;
+}
+int main(int count, char** words) {
+  FILE* file = fopen(words[1], "rb");
+  const i64 grid = number(file), fields = number(file);
+  if (fields * sizeof(i64) != sizeof(Arguments)) abort();
+  std::vector<i64> arguments;
+  for (i64 i = 0; i < fields; i++) {
+    const i64 tensor = number(file), value = number(file);
+    arguments.push_back(value);
+    if (!tensor) continue;
+    void* memory = aligned_alloc(16, value / 16 * 16 + 16);
+    if (value && fread(memory, 1, value, file) != (size_t)value) abort();
+    arguments.back() = (i64)memory;
+  }
+  for (i64 i = 0; i < grid; i++) run(arguments.data(), grid, atoi(words[2]));
+}
+#endif

@@ -5,7 +5,7 @@
 // a sum of them is out of bounds, the first one is far from likely, or the likeliest has a tiny prior, and the chunk is done again with the
 // largest. Not where shares have taken the place of the priors, so that it cannot be done again.
 constexpr bool BY_FIRST_MIXTURE = NORMALIZE && !SHARES_GIVEN;
-constexpr float MOST = 1e36f, FEWEST = 1.f;
+constexpr float MOST = KEY_GATE ? 1e36f : 1e18f, FEWEST = 1.f;  // what is written is multiplied by a share before the inverse sum
 constexpr float FIRST = 40.f, LIKELIHOOD_OF_FIRST = 1ll << 40;  // temporal likelihoods are then carried times 2 to this
 template <bool B> struct Flag { static constexpr bool value = B; };
 
