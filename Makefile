@@ -5,7 +5,7 @@ WORKERS ?= 14
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu sanitize mutants lint format tables figures clean
+.PHONY: help run test test-gpu sanitize races mutants lint format tables figures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ test-gpu: $(READY)  ## the tests of operation, layers, models, generation and ca
 
 sanitize: $(READY)  ## every CUDA kernel under compute-sanitizer: memcheck and racecheck
 	@$(BIN)/python tools/sanitize.py
+
+races: $(READY)  ## every CUDA kernel on the CPU under ThreadSanitizer (needs g++)
+	@$(BIN)/python tools/races.py
 
 mutants: $(READY)  ## break the package one place at a time, and list the changes that no test notices (hours)
 	@$(BIN)/python tools/mutants.py --jobs $$($(BIN)/python -c 'import os; print(os.cpu_count())')

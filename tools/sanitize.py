@@ -42,7 +42,7 @@ EXPECTED = {
         "its warps hand tiles to each other through named barriers, bar.arrive on one side and bar.sync on the other. "
         "racecheck does not order accesses by such a pair in a loop: it reports the same for the smallest loop of one "
         "producer and one consumer in which every write and read is ordered (results/kernels-log.json, "
-        "racecheck_of_named_barriers). The emulator runs this kernel in three orders of threads instead"
+        "racecheck_of_named_barriers). tools/races.py runs this kernel under ThreadSanitizer instead"
     ),
 }
 REPORT = re.compile(r"race reported|hazard|invalid|misaligned|out of bounds|uninitialized|error", re.IGNORECASE)

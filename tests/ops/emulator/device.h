@@ -127,7 +127,7 @@ UNSEEN inline void run_block(int threads, unsigned index, int order, std::functi
     }
     if (!any) break;
   }
-  delete block;
+  if (REUSE) delete block;
 }
 
 // As on a GPU, numbers below the smallest normal one become zero.

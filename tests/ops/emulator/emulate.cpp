@@ -6,13 +6,13 @@
 extern "C" int shared_bytes() { return swila_shared_bytes; }
 extern "C" int threads() { return swila_threads; }
 extern "C" void run(const i64* arguments, i64 grid, int order) {
-  std::vector<char> memory(swila_shared_bytes + 16);
-  shared_memory = (char*)(((u64)memory.data() + 15) / 16 * 16);
   Arguments a;
   memcpy(&a, arguments, sizeof a);
   for (i64 i = 0; i < grid; i++) {
+    shared_memory = (char*)aligned_alloc(16, swila_shared_bytes / 16 * 16 + 16);
     for (int w = 0; w < swila_shared_bytes / 4; w++) ((u32*)shared_memory)[w] = 0x7fc00000;  // NaN
     run_block(swila_threads, (unsigned)i, order, [&] { KERNEL_NAME(a); });
+    if (REUSE) free(shared_memory);
   }
 }
 
@@ -35,6 +35,6 @@ int main(int count, char** words) {
     if (value && fread(memory, 1, value, file) != (size_t)value) abort();
     arguments.back() = (i64)memory;
   }
-  for (i64 i = 0; i < grid; i++) run(arguments.data(), grid, atoi(words[2]));
+  run(arguments.data(), grid, atoi(words[2]));
 }
 #endif

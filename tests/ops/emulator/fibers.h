@@ -12,6 +12,7 @@ constexpr size_t STACK = 256 << 10;
 
 #ifndef RACES
 #define UNSEEN
+constexpr bool REUSE = true;  // the memory of a block that has ended
 inline void released(void*) {}
 inline void acquired(void*) {}
 inline void has_read(const void*) {}
@@ -50,7 +51,8 @@ void __tsan_read2(void*);
 void __tsan_write_range(void*, unsigned long);
 }
 #define UNSEEN __attribute__((no_sanitize("thread"), noinline))
-enum { UNORDERED = 1 };  // a switch of fibers orders nothing
+constexpr bool REUSE = false;  // nothing orders what its threads did before what comes later
+enum { UNORDERED = 1 };        // a switch of fibers orders nothing
 UNSEEN inline void released(void* at) { __tsan_release(at); }
 UNSEEN inline void acquired(void* at) { __tsan_acquire(at); }
 UNSEEN inline void has_read(const void* at) { __tsan_read2((void*)at); }

@@ -92,7 +92,8 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
         for (int t = 0; t < PART; t++) {
           if (part * PART + t == C / 2 && kept) keep(KEPT_MIDDLE);
           const Vector rate = *(const Vector*)(at_given + RATE + vector_at(t, dim));
-          const Vector prior = *(const Vector*)(at_given + PRIOR + vector_at(t, dim));
+          Vector prior = {};
+          if (VB >= 32 || !SHARES_GIVEN || alive) prior = *(const Vector*)(at_given + PRIOR + vector_at(t, dim));  // shares may be there by now
           const float stay = KEY_GATE ? *(const float*)(stays + (t * GATE_ROW + dim) * 4) : 0.f;
           float c[J], inverse = 1.f, entropy;  // the inverse is multiplied in last: the next token waits for it
 #pragma unroll
