@@ -1,4 +1,4 @@
-"""Runs the CUDA kernels on the CPU under ThreadSanitizer: accesses of shared memory that no barrier orders are reported.
+"""The CUDA kernels on the CPU under ThreadSanitizer, which reports accesses of shared memory that no barrier orders.
 
 Every thread of a block is a fiber that ThreadSanitizer knows. Barriers order what it has seen; shuffles, products and
 the scheduler of the emulator do not, as on a GPU. An asynchronous copy counts as a write when it is started and when it
