@@ -223,10 +223,10 @@ class PromptGraphs:
             self.read_last.synchronize()
 
     def _capture(self, one: PromptPass) -> None:
-        if self.on_gpu and all(other.graph is None for other in self.passes.values()):
-            self.pool = torch.cuda.graph_pool_handle()  # a pool is gone with its last graph
-            self.stream = own_stream(one.device)
         try:
+            if self.on_gpu and all(other.graph is None for other in self.passes.values()):
+                self.pool = torch.cuda.graph_pool_handle()  # a pool is gone with its last graph
+                self.stream = own_stream(one.device)
             one.capture(self.pool, self.stream)
         except RuntimeError as error:
             self.captures = False

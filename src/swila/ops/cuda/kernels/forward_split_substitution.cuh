@@ -5,8 +5,10 @@
 // a sum of them is out of bounds, the first one is far from likely, or the likeliest has a tiny prior, and the chunk is done again with the
 // largest. Not where shares have taken the place of the priors, so that it cannot be done again.
 constexpr bool BY_FIRST_MIXTURE = NORMALIZE && !SHARES_GIVEN;
-constexpr float MOST = KEY_GATE ? 1e36f : 1e18f, FEWEST = 1.f;  // what is written is multiplied by a share before the inverse sum
-constexpr float FIRST = 40.f, LIKELIHOOD_OF_FIRST = 1ll << 40;  // temporal likelihoods are then carried times 2 to this
+// What a token writes is multiplied by its share before the inverse sum: errors up to 1e8 stay finite. So far from likely is a mixture with
+// an error of 11 beside one without.
+constexpr float MOST = KEY_GATE ? 1e36f : 1e30f, FEWEST = 1.f;
+constexpr float FIRST = 30.f, LIKELIHOOD_OF_FIRST = 1 << 30;  // temporal likelihoods are then carried times 2 to this
 template <bool B> struct Flag { static constexpr bool value = B; };
 
 // Shares r_j ∝ 2^(prior_j - x_j²), still to be multiplied by what is returned, and their entropy.
