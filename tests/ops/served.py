@@ -6,7 +6,7 @@ import torch
 
 from swila import switching_delta_rule
 from swila.ops.backends import all_backends, get_backend, why_not
-from swila.testing import Shape, Variant, make_call, problem_of
+from swila.testing import Shape, Variant, check_backend, make_call, problem_of
 
 
 def on_cpu():
@@ -63,3 +63,9 @@ def _results_with(call, name, value, backend):
     out = switching_delta_rule(**call, return_state=True, routing_stats=True, backend=backend)
     parts = {"output": out.output, **out.state._asdict(), **out.stats._asdict()}
     return {part: t for part, t in parts.items() if t is not None}
+
+
+def assert_right(call, backend, **options):
+    """The results of a call and its gradients are as near to float64 as those of the token loop."""
+    wrong = [check for check in check_backend(call, backend, **options) if not check.ok]
+    assert not wrong, wrong
