@@ -196,11 +196,13 @@ class PromptGraphs:
         hidden = one.results(cache, max(len(row) for row in ids))
         if self.on_gpu:
             self.read_last = torch.cuda.current_stream(model.device).record_event(self.read_last)
-        if self.captures and one.uses == 2:
+        captures = self.captures and one.uses == 2
+        if captures:
             self._capture(one)
         one.forget()
         self.passes[form] = one
-        self._limit()
+        if captures or known is None:
+            self._limit()
         return hidden
 
     def _limit(self) -> None:
