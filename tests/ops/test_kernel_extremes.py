@@ -32,9 +32,7 @@ def test_likelihoods_far_apart(kernels, device, name):
         torch.testing.assert_close(without.output, found.output)
 
 
-@pytest.mark.parametrize(
-    ("name", "stats"), [("plain", False), ("plain", True), ("temporal", False), ("temporal", True)]
-)
+@pytest.mark.parametrize(("name", "stats"), [("plain", False), ("plain", True), ("temporal", False)])
 def test_a_few_values_far_from_all_predictions(kernels, device, name, stats):
     """In one chunk of several, of some output dims: the first mixture is by far less likely than another there."""
     call = make_call(VARIANTS[name], Shape(B=1, T=53, H=1, K=16, V=32, J=4), dtype=BF16, device=device)
@@ -62,12 +60,19 @@ def test_an_outlier_at_the_end_of_a_chunk(kernels, device, stats):
         assert (ours.float() - true.float()).norm() < 0.02 * true.float().norm()
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("stats", [False, True])
+THREE, TWO, FIRST = [(14, 14), (0, 12), (12, 0)], [(18.5, 0), (0, 12.5)], [(0, 9), (16, 0)]
+
+
 @pytest.mark.parametrize(
-    ("errors", "holder"),
-    [([(14, 14), (0, 12), (12, 0)], 0), ([(18.5, 0), (0, 12.5)], 0), ([(0, 9), (16, 0)], 1)],
-    ids=["three", "two", "first"],
+    ("errors", "holder", "stats", "dtype"),
+    [
+        (THREE, 0, True, BF16),
+        (THREE, 0, False, BF16),
+        (TWO, 0, False, BF16),
+        (TWO, 0, False, F32),
+        (FIRST, 1, False, BF16),
+    ],
+    ids=["three-stats", "three", "two", "two-float32", "first"],
 )
 @pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
 def test_the_likeliest_mixture_has_the_smallest_prior(kernels, device, errors, holder, stats, dtype):

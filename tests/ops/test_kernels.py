@@ -154,8 +154,12 @@ def test_few_heads_of_packed_sequences(kernels, device, name):
     assert_right(call, kernels)
 
 
-@pytest.mark.parametrize("kernels", [{"processors": 1}, {"processors": 132}], indirect=True, ids=["many", "few"])
-@pytest.mark.parametrize(("name", "dtype"), [("temporal", BF16), ("plain", BF16), ("gated-value", F32)])
+@pytest.mark.parametrize(
+    ("kernels", "name", "dtype"),
+    [({"processors": 1}, "plain", BF16), ({"processors": 132}, "temporal", BF16), ({}, "gated-value", F32)],
+    indirect=["kernels"],
+    ids=["many", "few", "decay"],
+)
 def test_packed_sequences_without_tokens(kernels, device, name, dtype):
     """They are refused where values are checked, and elsewhere do no harm."""
     shape = Shape(H=1, K=16, V=32, J=4)

@@ -14,8 +14,6 @@ from swila.ops.backends import Backend, register_backend, unregister_backend
 from swila.ops.cuda.backend import Kernels, saved_like
 from swila.testing import VARIANTS, Shape, evaluate, make_call
 
-SPLIT = {"forward_split", "backward_split"}
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _usable():
@@ -37,10 +35,10 @@ def found_in(name, shape, stats, **options):
     return dict(detector.found)
 
 
-@pytest.mark.parametrize(("name", "processors", "stats"), [("temporal", 132, True), ("plain", 1, False)])
-def test_warps_wait_for_what_they_use(name, processors, stats):
-    found = found_in(name, Shape(B=1, T=53, H=1, K=16, V=32, J=4), stats, processors=processors, order=2)
-    assert set(found) == (SPLIT if processors > 1 else {"forward_split", "backward"}) | ({"sum_parts"} & set(found))
+def test_warps_wait_for_what_they_use():
+    """The other kernels and forms are run by tools/races.py."""
+    found = found_in("temporal", Shape(B=1, T=53, H=1, K=16, V=32, J=4), True, processors=132, order=2)
+    assert set(found) == {"forward_split", "backward_split", "sum_parts"}
     assert not any(found.values()), found
 
 
