@@ -30,7 +30,7 @@ test-gpu: $(READY)  ## the tests of operation, layers, models, generation and ca
 sanitize: $(READY)  ## every CUDA kernel under compute-sanitizer: memcheck and racecheck
 	@$(BIN)/python tools/sanitize.py
 
-races: $(READY)  ## every CUDA kernel on the CPU under ThreadSanitizer (needs g++)
+races: $(READY)  ## the CUDA kernels of forward and backward on the CPU under ThreadSanitizer (needs g++)
 	@$(BIN)/python tools/races.py
 
 mutants: $(READY)  ## break the package one place at a time, and list the changes that no test notices (hours)

@@ -1,10 +1,11 @@
-"""Run every CUDA kernel on the CPU under ThreadSanitizer, which finds accesses of shared memory that no barrier orders.
+"""Run the CUDA kernels on the CPU under ThreadSanitizer, which finds accesses of shared memory that no barrier orders.
 
     python tools/races.py                          # the calls of tools/sanitize.py, with many and few heads
     python tools/races.py --call split-temporal --order 0 --order 5
 
-Needs g++ with ThreadSanitizer, and no GPU; racecheck of compute-sanitizer does not understand named barriers. The exit
-status is 1 if a race is found. ``--order`` is that of the emulated threads: 0, 1 or 2, or 3 + n for a late warp n.
+All kernels of a forward and a backward are run. Needs g++ with ThreadSanitizer, and no GPU; racecheck of
+compute-sanitizer does not understand named barriers. The exit status is 1 if a race is found. ``--order`` is that of
+the emulated threads: 0, 1 or 2, or 3 + n for a late warp n.
 """
 
 from __future__ import annotations
