@@ -33,6 +33,7 @@ def profile():
 
 def test_cases_are_read_from_words(times):
     assert times.Case.parse("temporal:8,4096,2") == times.Case("temporal", (8, 4096, 2), False)
+    assert times.Case.parse("plain:1,64,2,128,32") == times.Case("plain", (1, 64, 2, 128, 32))
     assert times.Case.parse("plain:1,64,2:s").stats
     assert times.Case.parse("conv:4096") == times.Case("conv", (4096,))
     for word in ("plain:1,64", "plain:1,64,2:x", "plain:1,64,x", "plain:4096", "conv", "conv:1,64,2", "conv:64:s"):

@@ -2,8 +2,8 @@
 
     python tools/kernel_times.py --tree src --tree ../before/src temporal:8,4096,8 plain:16,4096,8:s conv:32768
 
-A case of the operation is a variant and B,T,H, with K = V = 64 and J = 4 in bfloat16; ``:s`` asks for routing
-statistics. A case of a fused piece is its name (conv, norm, heads, swiglu, expand) and a number of tokens, with the
+A case of the operation is a variant and B,T,H or B,T,H,K,V, with J = 4 in bfloat16 and K = V = 64 unless given; ``:s``
+asks for routing statistics. A case of a fused piece is its name (conv, norm, heads, swiglu, expand) and a number of tokens, with the
 sizes of SwiLA at 374M; beside its times are those of moving its bytes at the bandwidth of a copy. Every tree runs in
 processes of its own. First all trees compile at once, and output and gradients of a short sequence are compared with
 plain torch in float32. Then the trees take turns. A time is the median over groups of calls. The device is kept busy
@@ -44,9 +44,12 @@ class Case:
         """Return the case that a word of the command line stands for."""
         name, *rest = text.split(":")
         sizes = tuple(int(number) if number.isdigit() else 0 for number in (rest or [""])[0].split(","))
-        numbers, options = (1, ([],)) if name in PIECES else (3, ([], ["s"]))
-        if len(sizes) != numbers or not all(sizes) or rest[1:] not in options:
-            raise SystemExit(f"a case must be VARIANT:B,T,H, VARIANT:B,T,H:s or {'|'.join(PIECES)}:TOKENS, got {text}")
+        numbers, options = ((1,), ([],)) if name in PIECES else ((3, 5), ([], ["s"]))
+        if len(sizes) not in numbers or not all(sizes) or rest[1:] not in options:
+            raise SystemExit(
+                "a case must be VARIANT:B,T,H or VARIANT:B,T,H,K,V, either with :s or without, or "
+                f"{'|'.join(PIECES)}:TOKENS, got {text}"
+            )
         return cls(name, sizes, rest[1:] == ["s"])
 
 
@@ -75,8 +78,8 @@ def work_of(case: Case, tokens: int | None = None) -> Work:
     from swila.ops import switching_delta_rule
     from swila.testing import VARIANTS, Shape
 
-    B, T, H = case.sizes
-    leaves = inputs_of(VARIANTS[case.name], Shape(B=B, T=tokens or T, H=H, K=64, V=64, J=4), "cuda")
+    B, T, H, K, V = case.sizes if len(case.sizes) == 5 else (*case.sizes, 64, 64)
+    leaves = inputs_of(VARIANTS[case.name], Shape(B=B, T=tokens or T, H=H, K=K, V=V, J=4), "cuda")
 
     def run(backend: str, **x: Any) -> list[Any]:
         found = switching_delta_rule(**x, routing_stats=case.stats, backend=backend)
@@ -237,7 +240,7 @@ def main() -> None:
     """Check all trees at once, then time them in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "cases", nargs="+", metavar="CASE", help="VARIANT:B,T,H, with :s for statistics, or PIECE:TOKENS"
+        "cases", nargs="+", metavar="CASE", help="VARIANT:B,T,H[,K,V], with :s for statistics, or PIECE:TOKENS"
     )
     parser.add_argument("--tree", action="append", type=Path, help="folder that holds the package; default: src")
     parser.add_argument("--turns", type=int, default=2, help="number of turns")
