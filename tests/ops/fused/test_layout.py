@@ -59,16 +59,25 @@ def turned(t):
 
 
 def changed(argument, change):
-    if isinstance(argument, list):
-        return [changed(part, change) for part in argument]
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(changed(part, change) for part in argument)
     return change(argument) if isinstance(argument, torch.Tensor) else argument
+
+
+def tensors(argument):
+    """All tensors in an argument, or in several."""
+    if isinstance(argument, (list, tuple)):
+        return [t for part in argument for t in tensors(part)]
+    return [argument] if isinstance(argument, torch.Tensor) else []
 
 
 @pytest.mark.parametrize("change", [padded, turned])
 @pytest.mark.parametrize("name", CALLS)
 def test_any_strides(name, change, device):
     given = changed(CALLS[name](), lambda t: t.to(device))
-    found = getattr(ops, name)(*changed(given, change))
+    other = changed(given, change)
+    assert any(a.stride() != b.stride() for a, b in zip(tensors(given), tensors(other), strict=True))
+    found = getattr(ops, name)(*other)
     expected = getattr(ops, name)(*given)
     for a, b in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (found, expected)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
