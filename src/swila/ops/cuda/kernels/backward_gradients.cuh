@@ -110,24 +110,31 @@ DEVICE void state_gradients_by_key(float (&dW)[2][KT][4], const Arguments& a, i6
   add_outer(dW, du_columns, decay.keys_u, OPERAND_ROW, p.lane);
   add_outer(dW, ds_columns, decay.queries, OPERAND_ROW, p.lane);
 }
-// The sum of the warps' parts of dq (which = 0) or dk (which = 1), `stride` bytes apart, to memory; `row` is the number of the
-// chunk's first token and head.
-DEVICE void store_sum(const Arguments& a, int which, const char* parts, int stride, u32 thread, i64 row, int vt, int valid) {
-  constexpr int PAIRS = C * K / 2;
-  TX* whole = which ? a.dk : a.dq;
-  PARTIAL* part = (PARTIAL*)a.partial + (which * VT + vt) * (a.bounds ? a.T : a.N * a.T) * a.H * K;
-#pragma unroll 4
-  for (int from = 0; from < PAIRS; from += NT) {
-    const u32 i = from + thread, t = i / (K / 2), dim = i % (K / 2) * 2;
-    if (PAIRS % NT != 0 && i >= PAIRS) continue;
-    float x = 0.f, y = 0.f;
+// Where dq (which = 0) or dk (which = 1) go, or with several blocks per head a block's parts of them.
+typedef typename type_if<VT == 1, TX, PARTIAL>::type SUM;
+DEVICE SUM* sums_at(const Arguments& a, int which, int vt) {
+  if constexpr (VT == 1) return which ? a.dk : a.dq;
+  return (SUM*)a.partial + (which * VT + vt) * (a.bounds ? a.T : a.N * a.T) * a.H * K;
+}
+// The sum of the warps' parts, `stride` bytes apart, to memory; `row` is the number of the chunk's first token and head.
+DEVICE void store_sum(SUM* sums, const char* parts, int stride, u32 thread, i64 row, i64 H, int valid) {
+  constexpr int QUADS = C * K / 8 >= NT ? 2 : 1, PER_TOKEN = K / (4 * QUADS), PIECES = C * PER_TOKEN;  // four key dims, or two times four
+#pragma unroll 1
+  for (int from = 0; from < PIECES; from += NT) {
+    const u32 i = from + thread, t = i / PER_TOKEN, dim = i % PER_TOKEN * 4;
+    if (PIECES % NT != 0 && i >= PIECES) continue;
+    float4_ sum[QUADS];
 #pragma unroll
-    for (int w = 0; w < NW; w++) {
-      float2_ z = *(const float2_*)(parts + w * stride + (t * SUM_ROW + dim) * 4);
-      x += z.x[0], y += z.x[1];
-    }
+    for (int w = 0; w < NW; w++)
+#pragma unroll
+      for (int n = 0; n < QUADS; n++) {
+        const float4_ x = *(const float4_*)(parts + w * stride + (t * SUM_ROW + dim + n * (K / QUADS)) * 4);
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[n].x[e] = w ? sum[n].x[e] + x.x[e] : x.x[e];
+      }
     if ((int)t >= valid) continue;
-    const i64 place = row * K + (i64)(t * (u32)(a.H * K) + dim);
-    if constexpr (VT == 1) store2(whole + place, x, y); else store2(part + place, x, y);
+    SUM* to = sums + row * K + (i64)(t * (u32)(H * K) + dim);
+#pragma unroll
+    for (int n = 0; n < QUADS; n++) store4(to + n * (K / QUADS), sum[n]);
   }
 }

@@ -109,6 +109,7 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     spread = {a.dstats[2 * all + of], a.dstats[3 * all + of]};
   }
   if (STATS && !QUERY_GATE) spreads.load(a.dstats + 2 * all, w.head, all, w.first, p);
+  SUM* const sums = sums_at(a, 0, w.vt);
   Kept kept(a, w, p);
   At at(w);
   fetch<false>(a, w, shared, at, thread());
@@ -205,10 +206,13 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     announce(W_READY + buffer, ALL_THREADS);
     await(AMONG_STATES, NT);
     const i64 row = at.row;
-    store_sum(a, 0, shared + AT_STATE_WARPS, STATE_WARP, thread(), row, w.vt, valid);
     const ChunkPieces pieces(w.H, thread());
-    pieces.query_logits.flush(a.dquery_logits + row * J * V + w.vt * VB, s + STAGE_LQ, valid);
-    if (QUERY_GATE) pieces.gates.flush(a.dquery_gate + row * V + w.vt * VB, s + STAGE_GQ, valid);
+    const auto logits = pieces.query_logits.hold(s + STAGE_LQ);
+    decltype(pieces.gates.hold(s)) gates;
+    if (QUERY_GATE) gates = pieces.gates.hold(s + STAGE_GQ);
+    store_sum(sums, shared + AT_STATE_WARPS, STATE_WARP, thread(), row, w.H, valid);
+    pieces.query_logits.store(a.dquery_logits + row * J * V + w.vt * VB, logits, valid);
+    if (QUERY_GATE) pieces.gates.store(a.dquery_gate + row * V + w.vt * VB, gates, valid);
   }
   copy_wait<0>();
   if (QUERY_GATE && a.dW_in && p.alive) a.drho_in[w.at] = drho;
@@ -228,6 +232,7 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     const i64 of = (w.head * J + p.j) * V + w.first + p.d;
     spread = {a.dstats[of], a.dstats[w.H * J * V + of]};
   }
+  SUM* const sums = sums_at(a, 1, w.vt);
   Kept kept(a, w, p);
   At at(w);
   fetch<true>(a, w, shared + AT_ADJOINT_STAGE, at, thread());
@@ -297,12 +302,17 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     if (chunk >= GIVENS) announce(FREE + buffer, ALL_THREADS);
     await(AMONG_ADJOINTS, NT);
     const i64 row = at.row, wide = row * J * V + w.vt * VB, narrow = row * V + w.vt * VB;
-    store_sum(a, 1, shared + AT_ADJOINT_WARPS, ADJOINT_WARP, thread(), row, w.vt, valid);
     const ChunkPieces pieces(w.H, thread());
-    pieces.rates.flush(a.dbeta + wide, s + STAGE_BETA, valid);
-    pieces.key_logits.flush(a.dkey_logits + wide, s + STAGE_LK, valid);
-    pieces.values.flush(a.dv + narrow, s + STAGE_O, valid);
-    if (KEY_GATE) pieces.gates.flush(a.dkey_gate + narrow, s + STAGE_GK, valid);
+    const auto rates = pieces.rates.hold(s + STAGE_BETA);
+    const auto logits = pieces.key_logits.hold(s + STAGE_LK);
+    const auto values = pieces.values.hold(s + STAGE_O);
+    decltype(pieces.gates.hold(s)) gates;
+    if (KEY_GATE) gates = pieces.gates.hold(s + STAGE_GK);
+    store_sum(sums, shared + AT_ADJOINT_WARPS, ADJOINT_WARP, thread(), row, w.H, valid);
+    pieces.rates.store(a.dbeta + wide, rates, valid);
+    pieces.key_logits.store(a.dkey_logits + wide, logits, valid);
+    pieces.values.store(a.dv + narrow, values, valid);
+    if (KEY_GATE) pieces.gates.store(a.dkey_gate + narrow, gates, valid);
   }
   copy_wait<0>();
   if (a.dW_in) {

@@ -2,7 +2,8 @@
 //
 // Some warps only substitute: a lane works on all mixtures of one output dim, so that lanes exchange nothing. Other warps hold the
 // state, 32 columns each, and compute the products with it: during the substitution of a chunk they compute the outputs of the chunk
-// before, update the state, start the chunk after, and give errors, rates and priors. One warp provides what follows from the inputs alone.
+// before, update the state, start the chunk after, and give errors, rates and priors. What follows from the inputs alone is provided by one
+// more warp, or by those that hold the state.
 // With W the state at the start of chunk n, the predictions of chunk n + 1 are k · W + (k_{n+1} · k_n) c_n: only the second,
 // small term waits for the substitution. The remaining warps compute the query mix, and with temporal priors the statistics of the
 // responsibilities, which the substituting warps leave in the place of the priors.
@@ -48,11 +49,18 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
           *(Vector*)(shared + AT_U + vector_at(h * 8 + p.row, p.warp * DPW + b * 8 + p.quad * 2 + e)) = y;
         }
   };
+  const u32 thread = (u32)(p.warp * 32 + p.lane);
   if constexpr (K_PADDED) {  // zero the padding of the key dims
-    for (int i = p.warp * 32 + p.lane; i < STAGES * STAGE_EARLY / 4; i += NT) ((u32*)shared)[i] = 0;
+    for (int i = (int)thread; i < STAGES * STAGE_EARLY / 4; i += NT) ((u32*)shared)[i] = 0;
     await(AMONG_PRODUCTS, WITH_PROVIDER);
   }
+  Chunks<NT> chunks(a, w, thread);
+  if constexpr (!PROVIDERS) {
+    chunks.fetch(a, shared, w, 0), chunks.fetch(a, shared, w, 1);
+    copy_wait<1>();
+  }
   await(AMONG_PRODUCTS, WITH_PROVIDER);
+  if constexpr (!PROVIDERS) make_grams_together(shared, 0, p);  // its X, with a chunk that is not there, is not used
   float u[4][4] = {}, S[4][4], v[2][DB][2];
 #pragma unroll
   for (int ks = 0; ks < KS; ks++) {
@@ -71,9 +79,14 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     const i64 t0 = start + (i64)chunk * C;
     const bool more = chunk + 1 < w.chunks;
     const char *s = stage_of(shared, chunk), *next = stage_of(shared, chunk + 1), *c_tile = shared + AT_C + p.warp * PAIR_PLANE;
+    if constexpr (!PROVIDERS) copy_wait<0>();
     await(AMONG_PRODUCTS, WITH_PROVIDER);
 
     // While the chunk is substituted: what the state at its start gives.
+    if constexpr (!PROVIDERS) {
+      chunks.fetch(a, shared, w, chunk + 2);
+      make_grams_together(shared, chunk + 1, p);
+    }
 #pragma unroll
     for (int nt = 0; nt < 4; nt++)
 #pragma unroll
@@ -139,6 +152,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
       }
     if (more) announce(MIX_USED, WITH_MIXERS);
   }
+  if constexpr (!PROVIDERS) copy_wait<0>();
   if (a.W_out) store_state(a.W_out, W, w.unit, first, p);
 }
 
@@ -161,7 +175,7 @@ KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_forward_split(const Argument
     substitute(a, shared, w, p.warp - SOLVER, p.lane);
   } else if (p.warp < PROVIDER) {
     mix(a, shared, w, p.warp - MIXER, p.lane);
-  } else {
+  } else if constexpr (PROVIDERS) {
     provide(a, shared, w, p);
   }
 }

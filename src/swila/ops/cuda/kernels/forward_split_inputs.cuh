@@ -7,42 +7,52 @@ DEVICE char* stage_of(char* shared, int chunk) { return shared + chunk % STAGES 
 DEVICE char* early_of(char* shared, int chunk) { return shared + AT_EARLY + (chunk & 1) * EARLY_BYTES - STAGE_EARLY; }
 DEVICE char* grams_of(char* shared, int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; }
 
-// Gram matrices of a chunk, as the registers that all will use them in. Their products do not wait for each other.
-DEVICE void make_grams(char* shared, int chunk, const Place& p) {
+// Gram matrices of a chunk, as the registers that all will use them in: A, keys of this chunk; P, queries and keys of this chunk; X, keys of
+// this chunk and of the one before. The products of several do not wait for each other.
+enum { GRAM_A = 1, GRAM_P = 2, GRAM_X = 4 };
+template <int WHICH> DEVICE void make_grams(char* shared, int chunk, const Place& p) {
   const char *now = stage_of(shared, chunk), *last = stage_of(shared, chunk + STAGES - 1);
   float A[2][4] = {}, P[2][4] = {}, X[2][4] = {};
 #pragma unroll
   for (int ks = 0; ks < KS; ks++) {
-    const A16 k = load_rows(now + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
-    const A16 q = load_rows(now + STAGE_Q, OPERAND_TILE, X_ROW, ks * 16, p.lane);
-    const A16 before = load_rows(last + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
-#pragma unroll
-    for (int h = 0; h < 2; h++) product(A[h], k, half_of(k, h)), product(P[h], q, half_of(k, h)), product(X[h], k, half_of(before, h));
+    auto rows = [&](const char* from) { return load_rows(from, OPERAND_TILE, X_ROW, ks * 16, p.lane); };
+    const A16 k = rows(now + STAGE_K);
+    auto multiply = [&](float (&m)[2][4], const A16& x, const A16& y) { product(m[0], x, half_of(y, 0)), product(m[1], x, half_of(y, 1)); };
+    if constexpr (WHICH & GRAM_A) multiply(A, k, k);
+    if constexpr (WHICH & GRAM_P) multiply(P, rows(now + STAGE_Q), k);
+    if constexpr (WHICH & GRAM_X) multiply(X, k, rows(last + STAGE_K));
   }
   char* to = grams_of(shared, chunk);
-  float* gram = (float*)(to + 2 * 32 * 16) + p.row * C + p.quad * 2;
+  auto store = [&](const float (&m)[2][4], char* place) {
+    const A16 x = as_rows(m[0], m[1]);
+    ((uint4_*)place)[p.lane] = {x.x[0][0], x.x[0][1], x.x[0][2], x.x[0][3]};
+  };
+  if constexpr (WHICH & GRAM_A) {  // readers of this chunk, writers of this chunk; symmetric
+    float* gram = (float*)(to + 2 * 32 * 16) + p.row * C + p.quad * 2;
 #pragma unroll
-  for (int h = 0; h < 2; h++)
+    for (int h = 0; h < 2; h++)
 #pragma unroll
-    for (int i = 0; i < 2; i++)  // A: readers of this chunk, writers of this chunk; symmetric
-      *(float2_*)&gram[i * 8 * C + h * 8] = {SCALE * A[h][2 * i], SCALE * A[h][2 * i + 1]};
-  mask(P, 0, p);  // P: queries and keys of this chunk, X: keys of this and of the one before
-  const A16 p_rows = as_rows(P[0], P[1]), x_rows = as_rows(X[0], X[1]);
-  ((uint4_*)to)[p.lane] = {p_rows.x[0][0], p_rows.x[0][1], p_rows.x[0][2], p_rows.x[0][3]};
-  ((uint4_*)(to + 32 * 16))[p.lane] = {x_rows.x[0][0], x_rows.x[0][1], x_rows.x[0][2], x_rows.x[0][3]};
+      for (int i = 0; i < 2; i++) *(float2_*)&gram[i * 8 * C + h * 8] = {SCALE * A[h][2 * i], SCALE * A[h][2 * i + 1]};
+  }
+  if constexpr (WHICH & GRAM_P) mask(P, 0, p), store(P, to);
+  if constexpr (WHICH & GRAM_X) store(X, to + 32 * 16);
 }
-// Rates, for scaled errors, and priors, of a warp's output dims; with a gate its share of both.
-DEVICE void give_rates(char* shared, int chunk, const Place& p) {
-  if (SHARES_GIVEN && chunk > 1) await(SHARES_USED + (chunk & 1), SHARE_USERS);  // their place had shares of two chunks ago
-  const char* s = early_of(shared, chunk);
-  char* given = shared + AT_GIVEN + (chunk & 1) * GIVEN;
-  Vector rate[2][DB][2] = {}, prior[2][DB][2] = {};
-  float g[2][DB][2];
+// The same by the warps that multiply, one matrix each.
+DEVICE void make_grams_together(char* shared, int chunk, const Place& p) {
+  static_assert(PROVIDERS || NW >= 3, "a warp for each matrix");
+  if (p.warp == 0) make_grams<GRAM_A>(shared, chunk, p);
+  if (p.warp == 1) make_grams<GRAM_P>(shared, chunk, p);
+  if (p.warp == 2) make_grams<GRAM_X>(shared, chunk, p);
+}
+// Rates, for scaled errors, and priors, of some rows of a warp's tokens and output dims; with a gate its share of both.
+template <int ROWS> DEVICE void give_rates(const char* s, char* given, int first, const Place& p) {
+  Vector rate[ROWS][DB][2] = {}, prior[ROWS][DB][2] = {};
+  float g[ROWS][DB][2];
 #pragma unroll
-  for (int h = 0; h < 2; h++)
+  for (int h = 0; h < ROWS; h++)  // all loads before any store: a load does not overtake a store that may alias it
 #pragma unroll
     for (int b = 0; b < DB; b++) {
-      const int t = h * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
+      const int t = (first + h) * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
       float x[JT], y[JT];
       if constexpr (KEY_GATE || !NORMALIZE) prior_of(x, y, s + STAGE_LK, t, b, p); else logits_of(x, y, s + STAGE_LK, t, b, p);
       g[h][b][0] = g[h][b][1] = 1.f;
@@ -56,10 +66,10 @@ DEVICE void give_rates(char* shared, int chunk, const Place& p) {
       }
     }
 #pragma unroll
-  for (int h = 0; h < 2; h++)
+  for (int h = 0; h < ROWS; h++)
 #pragma unroll
     for (int b = 0; b < DB; b++) {
-      const int t = h * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
+      const int t = (first + h) * 8 + p.row, d = p.warp * DPW + b * 8 + p.quad * 2;
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         *(Vector*)(given + RATE + vector_at(t, d + e)) = rate[h][b][e];
@@ -68,30 +78,46 @@ DEVICE void give_rates(char* shared, int chunk, const Place& p) {
       if (KEY_GATE) *(float2_*)(given + STAY + (t * GATE_ROW + d) * 4) = {1.f - g[h][b][0], 1.f - g[h][b][1]};
     }
 }
+DEVICE void give_rates(char* shared, int chunk, const Place& p) {
+  if (SHARES_GIVEN && chunk > 1) await(SHARES_USED + (chunk & 1), SHARE_USERS);  // their place had shares of two chunks ago
+  const char* s = early_of(shared, chunk);
+  char* given = shared + AT_GIVEN + (chunk & 1) * GIVEN;
+  constexpr int ROWS = KEY_GATE ? 1 : 2;  // with a gate half the code, for the instruction cache
+#pragma unroll 1
+  for (int first = 0; first < 2; first += ROWS) give_rates<ROWS>(s, given, first, p);
+}
+
+// The inputs of chunk after chunk, fetched by a number of threads.
+template <int THREADS> struct Chunks {
+  Fetch<THREADS> pieces;
+  i64 row;  // of the chunk that is fetched next
+  int tail;
+  DEVICE Chunks(const Arguments& a, const Work& w, u32 thread)
+      : pieces(a.H, thread), row(w.span.begin * a.H + w.head), tail((int)(w.span.end - w.span.begin - (i64)(w.chunks - 1) * C)) {}
+  DEVICE void fetch(const Arguments& a, char* shared, const Work& w, int chunk) {
+    const int valid = chunk >= w.chunks ? 0 : chunk == w.chunks - 1 ? tail : C;
+    pieces.parted(a, stage_of(shared, chunk), early_of(shared, chunk) + STAGE_EARLY, row, valid, w.vt);
+    row += C * a.H;
+  }
+};
 
 // The warp that provides.
 DEVICE void provide(const Arguments& a, char* shared, const Work& w, Place p) {
   p.warp = 0;  // of the single one that multiplies, where it makes rates
-  const Fetch<32> pieces(a.H, (u32)p.lane);
-  i64 row = w.span.begin * a.H + w.head;  // of the chunk that is fetched next
-  const int tail = (int)(w.span.end - w.span.begin - (i64)(w.chunks - 1) * C);
-  auto fetch = [&](int chunk) {
-    const int valid = chunk >= w.chunks ? 0 : chunk == w.chunks - 1 ? tail : C;
-    pieces.parted(a, stage_of(shared, chunk), early_of(shared, chunk) + STAGE_EARLY, row, valid, w.vt);
-    row += C * a.H;
-  };
+  constexpr int ALL = GRAM_A | GRAM_P | GRAM_X;
+  Chunks<32> chunks(a, w, (u32)p.lane);
   if (K_PADDED) await(AMONG_PRODUCTS, WITH_PROVIDER);
-  fetch(0), fetch(1);
+  chunks.fetch(a, shared, w, 0), chunks.fetch(a, shared, w, 1);
   copy_wait<1>();
   await(AMONG_PRODUCTS, WITH_PROVIDER);
-  make_grams(shared, 0, p);  // its X, with a chunk that is not there, is not used
+  make_grams<ALL>(shared, 0, p);  // its X, with a chunk that is not there, is not used
   if (RATES_PROVIDED) give_rates(shared, 0, p);
   await(AMONG_PRODUCTS, WITH_PROVIDER);
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     copy_wait<0>();
     await(AMONG_PRODUCTS, WITH_PROVIDER);
-    fetch(chunk + 2);
-    make_grams(shared, chunk + 1, p);
+    chunks.fetch(a, shared, w, chunk + 2);
+    make_grams<ALL>(shared, chunk + 1, p);
     if (RATES_PROVIDED) give_rates(shared, chunk + 1, p);
     announce(WRITTEN_ALL, ALL_BUT_MIXERS);
   }

@@ -1,6 +1,9 @@
 #pragma once
 #include "forward_split_tiles.cuh"
 
+// Tokens at a time: with more, a lane waits less; with fewer, the code is shorter, for the instruction cache.
+constexpr int GROUP = KEY_GATE || STATS ? 2 : 4;
+
 // One output dim per lane: the query mix, and statistics of what is given.
 DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int lane) {
   const OutputDim o(w, mixer * 32 + lane);
@@ -19,21 +22,21 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
     }
     await(MIX_USED, WITH_MIXERS);
 #pragma unroll 1
-    for (int from = 0; from < C; from += 4) {
-      float z[4][J], g[4], entropy[4];  // all loads before any store: a load does not overtake a store that may alias it
+    for (int from = 0; from < C; from += GROUP) {
+      float z[GROUP][J], g[GROUP], entropy[GROUP];  // all loads before any store: a load does not overtake a store that may alias it
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < GROUP; i++) {
         load_logits(z[i], s + STAGE_LQ, BY_TOKEN, from + i, dim);
         g[i] = QUERY_GATE ? to_float(*((const TB*)(s + STAGE_GQ + (from + i) * B_ROW) + dim)) : 1.f;
       }
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < GROUP; i++) {
         const float inverse = unscaled_softmax(z[i], entropy[i]);
 #pragma unroll
         for (int j = 0; j < J; j++) z[i][j] *= inverse;
       }
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < GROUP; i++) {
         Vector m = {};
 #pragma unroll
         for (int j = 0; j < J; j++) {
@@ -50,16 +53,16 @@ DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int 
       const char* shares = shared + AT_GIVEN + (chunk & 1) * GIVEN + PRIOR;
       await(SHARES + (chunk & 1), 32 * (SOLVERS + MIXERS));
 #pragma unroll 1
-      for (int from = 0; from < C; from += 4) {
-        float share[4][J];
+      for (int from = 0; from < C; from += GROUP) {
+        float share[GROUP][J];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < GROUP; i++) {
           const Vector given = *(const Vector*)(shares + vector_at(from + i, dim));
 #pragma unroll
           for (int j = 0; j < J; j++) share[i][j] = given.x[j];
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < GROUP; i++) {
           if (from + i >= valid) continue;
 #pragma unroll
           for (int j = 0; j < J; j++) keys_used[j] += share[i][j];

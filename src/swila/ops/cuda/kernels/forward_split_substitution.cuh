@@ -47,6 +47,13 @@ DEVICE void likelihoods_by_largest(float (&y)[J], const float (&x)[J], const Vec
   for (int j = 0; j < J; j++) y[j] = ex2(-x[j] * x[j] - most);
 }
 
+// What several tokens write, pairs of them.
+constexpr int TOGETHER = PART < 8 ? PART : 8;
+DEVICE void store_written(char* to, const u32 (&pairs)[TOGETHER / 2]) {
+  if constexpr (TOGETHER == 8) *(uint4_*)to = {pairs[0], pairs[1], pairs[2], pairs[3]};
+  if constexpr (TOGETHER == 4) *(u64*)to = (u64)pairs[1] << 32 | pairs[0];
+}
+
 // One output dim per lane: the substitution.
 DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solver, int lane) {
   const OutputDim o(w, solver * 32 + lane);
@@ -89,7 +96,7 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
 #pragma unroll 1
       for (int part = 0; part < PARTS; part++) {
         const int valid_part = valid - part * PART;
-        u32 written[J][4];
+        u32 written[J][TOGETHER / 2];
 #pragma unroll
         for (int t = 0; t < PART; t++) {
           if (part * PART + t == C / 2 && kept) keep(KEPT_MIDDLE);
@@ -148,10 +155,9 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
             }
 #pragma unroll
           for (int j = 0; j < J; j++) {
-            if (t % 2) written[j][t % 8 / 2] = pack_bf16(before[j], c[j]);
+            if (t % 2) written[j][t % TOGETHER / 2] = pack_bf16(before[j], c[j]);
             before[j] = c[j];
-            if (t % 8 == 7 && alive)
-              *(uint4_*)(at_c + pair_row(j * DPW + column) + t / 8 * 16) = {written[j][0], written[j][1], written[j][2], written[j][3]};
+            if (t % TOGETHER == TOGETHER - 1 && alive) store_written(at_c + pair_row(j * DPW + column) + t / TOGETHER * (2 * TOGETHER), written[j]);
           }
         }
         at_given += PART * VB * JP * 4, stays += PART * GATE_ROW * 4, gram += PART * C + PART, at_c += PART * 2;

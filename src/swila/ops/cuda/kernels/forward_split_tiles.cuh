@@ -7,18 +7,20 @@
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
 constexpr int STAGES = 3;  // the current chunk, the next one, and one being fetched
 constexpr int SOLVERS = (VB + 31) / 32, MIXERS = SOLVERS;  // warps that substitute, and that mix
-// One more warp provides inputs and Gram matrices, and where a single one multiplies also rates and priors.
+// One more warp provides inputs and Gram matrices, and where a single one multiplies also rates and priors. Eight that multiply provide
+// themselves: with a 13th warp a thread has 128 registers, without it 168.
+constexpr int PROVIDERS = NW < 8;
 constexpr bool RATES_PROVIDED = NW == 1;
-constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS + 1), WITH_PROVIDER = NT + 32;
-constexpr int WITH_SOLVERS = NT + 32 * SOLVERS, WITH_MIXERS = NT + 32 * MIXERS, ALL_BUT_MIXERS = WITH_SOLVERS + 32;
+constexpr int ALL_THREADS = NT + 32 * (SOLVERS + MIXERS + PROVIDERS), WITH_PROVIDER = NT + 32 * PROVIDERS;
+constexpr int WITH_SOLVERS = NT + 32 * SOLVERS, WITH_MIXERS = NT + 32 * MIXERS, ALL_BUT_MIXERS = WITH_PROVIDER + 32 * SOLVERS;
 constexpr int SHARE_USERS = (RATES_PROVIDED ? 32 : NT) + 32 * MIXERS;
 constexpr bool SHARES_GIVEN = STATS && KEY_GATE, OWN_STATS = STATS && !SHARES_GIVEN;  // of the substituting warps
 constexpr int WIDE = C * VB * JP * 4;                     // float [token, output dim, mixture]: errors, rates, priors
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
-// With two warps of products the temporal substitution has a scheduler, and its instruction cache, to itself: in two parts by the same
-// code a chunk fits into it, at the price of what is computed in vain.
-constexpr int PARTS = KEY_GATE && NW == 2 ? 2 : 1, PART = C / PARTS;
+// The substitution is in two parts by the same code, at the price of what is computed in vain, so that the loops of all warps fit into the
+// 32 KB of a multiprocessor's instruction cache together.
+constexpr int PARTS = 2, PART = C / PARTS;
 constexpr int GRAMS = 2 * 32 * 16 + C * C * 4 + (C - PART) * 4;  // of a chunk: operands P and X as registers, A as floats, padding
 constexpr int MIX = C * VB * JP * 4;
 constexpr int EARLY_BYTES = STAGE_BYTES - STAGE_EARLY, GIVEN = 2 * WIDE + GATES;  // rates, priors and gates of a chunk
@@ -52,7 +54,7 @@ constexpr u64 assigned_warps() {
       instructions[to] += each, warps[to]++;
     }
   };
-  assign(SOLVER, SOLVERS, 1100), assign(MIXER, MIXERS, 650), assign(0, NW, 500), assign(PROVIDER, 1, 400);
+  assign(SOLVER, SOLVERS, 1100), assign(MIXER, MIXERS, 650), assign(0, NW, 500), assign(PROVIDER, PROVIDERS, 400);
   return numbers;
 }
 

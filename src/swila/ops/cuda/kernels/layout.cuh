@@ -298,6 +298,20 @@ template <int R, int BYTES, int ROW, int TOKEN = R * ROW, int THREADS = NT> stru
     for (int n = 0; n < MINE; n++)
       if ((FULL || token(n) < C) && (int)token(n) < valid) *(uint4_*)((char*)base + from(n)) = *(const uint4_*)(tile + to(n));
   }
+  // The same in two steps, so that several tensors are loaded before any is stored.
+  struct Held { uint4_ x[MINE]; };
+  DEVICE Held hold(const char* tile) const {
+    Held held;
+#pragma unroll
+    for (int n = 0; n < MINE; n++)
+      if (FULL || token(n) < C) held.x[n] = *(const uint4_*)(tile + to(n));
+    return held;
+  }
+  DEVICE void store(void* base, const Held& held, int valid) const {
+#pragma unroll
+    for (int n = 0; n < MINE; n++)
+      if ((FULL || token(n) < C) && (int)token(n) < valid) *(uint4_*)((char*)base + from(n)) = held.x[n];
+  }
 };
 
 // This lane's part of the softmax over mixtures, of logarithms to base 2.

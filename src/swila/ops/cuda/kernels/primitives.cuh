@@ -98,6 +98,10 @@ DEVICE void store(float* p, float x) { *p = x; }
 DEVICE void store2(bf16* p, float x, float y) { *(u32*)p = pack_bf16(x, y); }
 DEVICE void store2(f16* p, float x, float y) { *(u32*)p = pack_f16(x, y); }
 DEVICE void store2(float* p, float x, float y) { *(float2_*)p = {x, y}; }
+// Four at once; the index of p is a multiple of four.
+DEVICE void store4(bf16* p, const float4_& x) { *(u64*)p = (u64)pack_bf16(x.x[2], x.x[3]) << 32 | pack_bf16(x.x[0], x.x[1]); }
+DEVICE void store4(f16* p, const float4_& x) { *(u64*)p = (u64)pack_f16(x.x[2], x.x[3]) << 32 | pack_f16(x.x[0], x.x[1]); }
+DEVICE void store4(float* p, const float4_& x) { *(float4_*)p = x; }
 DEVICE void load2(const bf16* p, float& x, float& y) {
   u32 w = *(const u32*)p;
   x = as_float(w << 16), y = as_float(w & 0xffff0000u);
