@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from triton import testing
 from triton.runtime import autotuner
 
 from swila.benchmarks.tuned import Choices, kept_in
@@ -26,7 +27,7 @@ class Kernel:
         self.launched.append(BLOCK)
 
 
-def make(speeds, key=("size",)):
+def make(speeds, key=("size",), own=True):
     """An autotuner of a kernel with a time for each size of blocks, and the list of what was timed."""
     timed, kernel = [], Kernel(speeds)
 
@@ -37,7 +38,7 @@ def make(speeds, key=("size",)):
 
     configurations = [autotuner.Config({"BLOCK": block}) for block in speeds]
     return autotuner.Autotuner(
-        kernel, ["size", "BLOCK"], configurations, list(key), None, None, do_bench=bench
+        kernel, ["size", "BLOCK"], configurations, list(key), None, None, do_bench=bench if own else None
     ), kernel, timed  # fmt: skip
 
 
@@ -124,3 +125,18 @@ def test_choices_of_another_machine_are_refused(tmp_path, change, what):
         Choices(tmp_path / "t.json", ENVIRONMENT | change)
     with pytest.raises(ValueError, match="tuned must be a file, got the directory"):
         Choices(tmp_path, ENVIRONMENT)
+
+
+def test_measurements_are_shorter_than_tritons_own(tmp_path, monkeypatch):
+    durations = []
+
+    def bench(call, quantiles, warmup=25, rep=100):
+        call()
+        durations.append((warmup, rep))
+        return [1.0] * 3
+
+    monkeypatch.setattr(testing, "do_bench", bench)
+    tuner, *_ = make({16: 3.0, 32: 1.0}, own=False)
+    call(tmp_path / "tuned.json", tuner, 5)
+    assert durations == [(5, 25), (5, 25)]
+    assert "do_bench" not in vars(tuner)
