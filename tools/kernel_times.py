@@ -2,12 +2,12 @@
 
     python tools/kernel_times.py --tree src --tree ../before/src temporal:8,4096,8 plain:16,4096,8:s conv:32768
 
-A case of the operation is a variant and B,T,H or B,T,H,K,V, with J = 4 in bfloat16 and K = V = 64 unless given; ``:s``
-asks for routing statistics. A case of a fused piece is its name (conv, norm, heads, swiglu, expand) and a number of tokens, with the
-sizes of SwiLA at 374M; beside its times are those of moving its bytes at the bandwidth of a copy. Every tree runs in
-processes of its own. First all trees compile at once, and output and gradients of a short sequence are compared with
-plain torch in float32. Then the trees take turns. A time is the median over groups of calls. The device is kept busy
-until the host has launched a group, so that host time does not count.
+A case of the operation is a variant and B,T,H or B,T,H,K,V, with J = 4 in bfloat16 and K = V = 64 unless given;
+``:s`` asks for routing statistics. A case of a fused piece is its name (conv, norm, heads, swiglu, expand) and a
+number of tokens, with the sizes of SwiLA at 374M; beside its times are those of moving its bytes at the bandwidth of
+a copy. Every tree runs in processes of its own. First all trees compile at once, and output and gradients of a short
+sequence are compared with plain torch in float32. Then the trees take turns. A time is the median over groups of
+calls. The device is kept busy until the host has launched a group, so that host time does not count.
 """
 
 from __future__ import annotations
