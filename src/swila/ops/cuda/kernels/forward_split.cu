@@ -55,7 +55,10 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     await(AMONG_PRODUCTS, WITH_PROVIDER);
   }
   Chunks<NT> chunks(a, w, thread);
-  if constexpr (!PROVIDERS) chunks.fetch_first(a, shared, w);
+  if constexpr (!PROVIDERS) {
+    chunks.fetch(a, shared, w, 0), chunks.fetch(a, shared, w, 1);
+    copy_wait<1>();
+  }
   await(AMONG_PRODUCTS, WITH_PROVIDER);
   if constexpr (!PROVIDERS) make_grams_together(shared, 0, p);  // its X, with a chunk that is not there, is not used
   float u[4][4] = {}, S[4][4], v[2][DB][2];
@@ -76,12 +79,12 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
     const i64 t0 = start + (i64)chunk * C;
     const bool more = chunk + 1 < w.chunks;
     const char *s = stage_of(shared, chunk), *next = stage_of(shared, chunk + 1), *c_tile = shared + AT_C + p.warp * PAIR_PLANE;
-    if constexpr (!PROVIDERS) copy_wait<AHEAD - 2>();
+    if constexpr (!PROVIDERS) copy_wait<0>();
     await(AMONG_PRODUCTS, WITH_PROVIDER);
 
     // While the chunk is substituted: what the state at its start gives.
     if constexpr (!PROVIDERS) {
-      chunks.fetch(a, shared, w, chunk + AHEAD);
+      chunks.fetch(a, shared, w, chunk + 2);
       make_grams_together(shared, chunk + 1, p);
     }
 #pragma unroll

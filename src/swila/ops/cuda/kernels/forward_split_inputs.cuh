@@ -4,7 +4,7 @@
 #include "forward_split_tiles.cuh"
 
 DEVICE char* stage_of(char* shared, int chunk) { return shared + chunk % STAGES * STAGE_EARLY; }
-DEVICE char* early_of(char* shared, int chunk) { return shared + AT_EARLY + chunk % AHEAD * EARLY_BYTES - STAGE_EARLY; }
+DEVICE char* early_of(char* shared, int chunk) { return shared + AT_EARLY + (chunk & 1) * EARLY_BYTES - STAGE_EARLY; }
 DEVICE char* grams_of(char* shared, int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; }
 
 // Gram matrices of a chunk, as the registers that all will use them in: A, keys of this chunk; P, queries and keys of this chunk; X, keys of
@@ -99,11 +99,6 @@ template <int THREADS> struct Chunks {
     pieces.parted(a, stage_of(shared, chunk), early_of(shared, chunk) + STAGE_EARLY, row, valid, w.vt);
     row += C * a.H;
   }
-  DEVICE void fetch_first(const Arguments& a, char* shared, const Work& w) {
-#pragma unroll
-    for (int chunk = 0; chunk < AHEAD; chunk++) fetch(a, shared, w, chunk);
-    copy_wait<AHEAD - 1>();
-  }
 };
 
 // The warp that provides.
@@ -112,15 +107,16 @@ DEVICE void provide(const Arguments& a, char* shared, const Work& w, Place p) {
   constexpr int ALL = GRAM_A | GRAM_P | GRAM_X;
   Chunks<32> chunks(a, w, (u32)p.lane);
   if (K_PADDED) await(AMONG_PRODUCTS, WITH_PROVIDER);
-  chunks.fetch_first(a, shared, w);
+  chunks.fetch(a, shared, w, 0), chunks.fetch(a, shared, w, 1);
+  copy_wait<1>();
   await(AMONG_PRODUCTS, WITH_PROVIDER);
   make_grams<ALL>(shared, 0, p);  // its X, with a chunk that is not there, is not used
   if (RATES_PROVIDED) give_rates(shared, 0, p);
   await(AMONG_PRODUCTS, WITH_PROVIDER);
   for (int chunk = 0; chunk < w.chunks; chunk++) {
-    copy_wait<AHEAD - 2>();
+    copy_wait<0>();
     await(AMONG_PRODUCTS, WITH_PROVIDER);
-    chunks.fetch(a, shared, w, chunk + AHEAD);
+    chunks.fetch(a, shared, w, chunk + 2);
     make_grams<ALL>(shared, chunk + 1, p);
     if (RATES_PROVIDED) give_rates(shared, chunk + 1, p);
     announce(WRITTEN_ALL, ALL_BUT_MIXERS);

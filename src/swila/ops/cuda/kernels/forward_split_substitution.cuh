@@ -142,20 +142,17 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
             for (int j = 0; j < J; j++) share.x[j] = r[j];
             if (alive) *(Vector*)(at_given + PRIOR + vector_at(t, dim)) = share;
           }
-          auto add_to = [&](int i) {  // to the errors of four tokens
-            const float4_ row = *(const float4_*)&gram[t * C + i];
+          // Of the last part, what follows the chunk is computed too and not used: without a branch, in the time of the chain.
 #pragma unroll
-            for (int e = 0; e < 4; e++)
+          for (int i = 0; i < C; i += 4)
+            if (i + 3 > t) {
+              float4_ row = *(const float4_*)&gram[t * C + i];
 #pragma unroll
-              for (int j = 0; j < J; j++)
-                if (i + e > t) x[i + e][j] -= row.x[e] * c[j];
-          };
+              for (int e = 0; e < 4; e++)
 #pragma unroll
-          for (int i = 0; i < PART; i += 4)
-            if (i + 3 > t) add_to(i);
-          if (PARTS > 1 && part == 0)
-#pragma unroll
-            for (int i = PART; i < C; i += 4) add_to(i);
+                for (int j = 0; j < J; j++)
+                  if (i + e > t) x[i + e][j] -= row.x[e] * c[j];
+            }
 #pragma unroll
           for (int j = 0; j < J; j++) {
             if (t % 2) written[j][t % TOGETHER / 2] = pack_bf16(before[j], c[j]);
@@ -164,7 +161,6 @@ DEVICE void substitute(const Arguments& a, char* shared, const Work& w, int solv
           }
         }
         at_given += PART * VB * JP * 4, stays += PART * GATE_ROW * 4, gram += PART * C + PART, at_c += PART * 2;
-        if (part + 1 == PARTS) break;
 #pragma unroll
         for (int t = 0; t + PART < C; t++)
 #pragma unroll

@@ -5,6 +5,7 @@
 #include "vectors.cuh"
 
 static_assert(DECAY == 0 && RAW && (JP == 2 || JP == 4) && V >= DPW, "bf16 without decay, 2 to 4 mixtures");
+constexpr int STAGES = 3;  // the current chunk, the next one, and one being fetched
 constexpr int SOLVERS = (VB + 31) / 32, MIXERS = SOLVERS;  // warps that substitute, and that mix
 // One more warp provides inputs and Gram matrices, and where a single one multiplies also rates and priors. Eight that multiply provide
 // themselves: with a 13th warp a thread has 128 registers, without it 168.
@@ -20,14 +21,10 @@ constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
 // The substitution is in two parts by the same code, at the price of what is computed in vain, so that the loops of all warps fit into the
 // 32 KB of a multiprocessor's instruction cache together.
 constexpr int PARTS = 2, PART = C / PARTS;
-constexpr int GRAMS = 2 * 32 * 16 + C * C * 4;  // of a chunk: operands P and X as registers, A as floats
+constexpr int GRAMS = 2 * 32 * 16 + C * C * 4 + (C - PART) * 4;  // of a chunk: operands P and X as registers, A as floats, padding
 constexpr int MIX = C * VB * JP * 4;
 constexpr int EARLY_BYTES = STAGE_BYTES - STAGE_EARLY, GIVEN = 2 * WIDE + GATES;  // rates, priors and gates of a chunk
-// Of the inputs, those of the current chunk, of the next one, and of one or two that are being fetched; without what is used early, of all but the
-// current chunk.
-constexpr int MORE = WIDE + WRITTEN + 2 * GRAMS + MIX + 2 * GIVEN;
-constexpr int AHEAD = 4 * STAGE_EARLY + 3 * EARLY_BYTES + MORE <= SHARED_LIMIT ? 3 : 2, STAGES = AHEAD + 1;
-constexpr int AT_EARLY = STAGES * STAGE_EARLY, AT_U = AT_EARLY + AHEAD * EARLY_BYTES, AT_C = AT_U + WIDE;
+constexpr int AT_EARLY = STAGES * STAGE_EARLY, AT_U = AT_EARLY + 2 * EARLY_BYTES, AT_C = AT_U + WIDE;
 constexpr int AT_GRAMS = AT_C + WRITTEN, AT_MIX = AT_GRAMS + 2 * GRAMS, AT_GIVEN = AT_MIX + MIX;
 constexpr int RATE = 0, PRIOR = WIDE, STAY = 2 * WIDE;
 NEEDS(AT_GIVEN + 2 * GIVEN, ALL_THREADS)
