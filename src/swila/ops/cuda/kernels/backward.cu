@@ -149,8 +149,9 @@ KERNEL void __launch_bounds__(NT, 1) swila_backward(const Arguments a) {
       const GramAdjoints adjoints = BY_COLUMN ? GramAdjoints(gram_a, gram_p) : gram_adjoints(by_token, p);
       state_gradients(dW, (float*)mine, state, a, chunk_unit, x, by_token, adjoints, du_columns, ds_columns, u_tile, p);
       sync_block();
+#pragma unroll
       for (int which = 0; which < 2; which++)
-        store_sum(sums_at(a, which, w.vt), shared + STAGES * STAGE_BYTES + which * C * SUM_ROW * 4, WARP_BYTES, thread_again(), t0 * w.H + w.head, w.H, valid);
+        store_sum<false>(sums_at(a, which, w.vt), shared + STAGES * STAGE_BYTES + which * C * SUM_ROW * 4, WARP_BYTES, thread_again(), t0 * w.H + w.head, w.H, valid);
     }
     flush_gradients(ChunkPieces(w.H, thread_again()), a, s, t0 * w.H + w.head, w.vt, valid);
   }

@@ -116,25 +116,28 @@ DEVICE SUM* sums_at(const Arguments& a, int which, int vt) {
   if constexpr (VT == 1) return which ? a.dk : a.dq;
   return (SUM*)a.partial + (which * VT + vt) * (a.bounds ? a.T : a.N * a.T) * a.H * K;
 }
-// The sum of the warps' parts, `stride` bytes apart, to memory; `row` is the number of the chunk's first token and head.
-DEVICE void store_sum(SUM* sums, const char* parts, int stride, u32 thread, i64 row, i64 H, int valid) {
-  constexpr int QUADS = C * K / 8 >= NT ? 2 : 1, PER_TOKEN = K / (4 * QUADS), PIECES = C * PER_TOKEN;  // four key dims, or two times four
-#pragma unroll 1
+// The sum of the warps' parts, `stride` bytes apart, to memory; `row` is the number of the chunk's first token and head. A thread loads
+// four key dims at once, twice if there are enough, or two, in an unrolled loop.
+template <bool BY_FOUR> DEVICE void store_sum(SUM* sums, const char* parts, int stride, u32 thread, i64 row, i64 H, int valid) {
+  typedef typename type_if<BY_FOUR, float4_, float2_>::type Dims;
+  constexpr int DIMS = BY_FOUR ? 4 : 2, TIMES = BY_FOUR && C * K / 8 >= NT ? 2 : 1, PER_TOKEN = K / (DIMS * TIMES), PIECES = C * PER_TOKEN;
+#pragma unroll(BY_FOUR ? 1 : 4)
   for (int from = 0; from < PIECES; from += NT) {
-    const u32 i = from + thread, t = i / PER_TOKEN, dim = i % PER_TOKEN * 4;
+    const u32 i = from + thread, t = i / PER_TOKEN, dim = i % PER_TOKEN * DIMS;
     if (PIECES % NT != 0 && i >= PIECES) continue;
-    float4_ sum[QUADS];
+    Dims sum[TIMES];
 #pragma unroll
     for (int w = 0; w < NW; w++)
 #pragma unroll
-      for (int n = 0; n < QUADS; n++) {
-        const float4_ x = *(const float4_*)(parts + w * stride + (t * SUM_ROW + dim + n * (K / QUADS)) * 4);
+      for (int n = 0; n < TIMES; n++) {
+        const Dims x = *(const Dims*)(parts + w * stride + (t * SUM_ROW + dim + n * (K / TIMES)) * 4);
 #pragma unroll
-        for (int e = 0; e < 4; e++) sum[n].x[e] = w ? sum[n].x[e] + x.x[e] : x.x[e];
+        for (int e = 0; e < DIMS; e++) sum[n].x[e] = w ? sum[n].x[e] + x.x[e] : x.x[e];
       }
     if ((int)t >= valid) continue;
     SUM* to = sums + row * K + (i64)(t * (u32)(H * K) + dim);
 #pragma unroll
-    for (int n = 0; n < QUADS; n++) store4(to + n * (K / QUADS), sum[n]);
+    for (int n = 0; n < TIMES; n++)
+      if constexpr (BY_FOUR) store4(to + n * (K / TIMES), sum[n]); else store2(to, sum[n].x[0], sum[n].x[1]);
   }
 }

@@ -210,7 +210,7 @@ DEVICE void recover_states(const Arguments& a, char* shared, const Work& w, cons
     const auto logits = pieces.query_logits.hold(s + STAGE_LQ);
     decltype(pieces.gates.hold(s)) gates;
     if (QUERY_GATE) gates = pieces.gates.hold(s + STAGE_GQ);
-    store_sum(sums, shared + AT_STATE_WARPS, STATE_WARP, thread(), row, w.H, valid);
+    store_sum<true>(sums, shared + AT_STATE_WARPS, STATE_WARP, thread(), row, w.H, valid);
     pieces.query_logits.store(a.dquery_logits + row * J * V + w.vt * VB, logits, valid);
     if (QUERY_GATE) pieces.gates.store(a.dquery_gate + row * V + w.vt * VB, gates, valid);
   }
@@ -308,7 +308,7 @@ DEVICE void run_adjoint(const Arguments& a, char* shared, const Work& w, const P
     const auto values = pieces.values.hold(s + STAGE_O);
     decltype(pieces.gates.hold(s)) gates;
     if (KEY_GATE) gates = pieces.gates.hold(s + STAGE_GK);
-    store_sum(sums, shared + AT_ADJOINT_WARPS, ADJOINT_WARP, thread(), row, w.H, valid);
+    store_sum<true>(sums, shared + AT_ADJOINT_WARPS, ADJOINT_WARP, thread(), row, w.H, valid);
     pieces.rates.store(a.dbeta + wide, rates, valid);
     pieces.key_logits.store(a.dkey_logits + wide, logits, valid);
     pieces.values.store(a.dv + narrow, values, valid);

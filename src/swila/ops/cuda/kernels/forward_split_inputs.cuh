@@ -8,41 +8,50 @@ DEVICE char* early_of(char* shared, int chunk) { return shared + AT_EARLY + (chu
 DEVICE char* grams_of(char* shared, int chunk) { return shared + AT_GRAMS + (chunk & 1) * GRAMS; }
 
 // Gram matrices of a chunk, as the registers that all will use them in: A, keys of this chunk; P, queries and keys of this chunk; X, keys of
-// this chunk and of the one before. The products of several do not wait for each other.
-enum { GRAM_A = 1, GRAM_P = 2, GRAM_X = 4 };
-template <int WHICH> DEVICE void make_grams(char* shared, int chunk, const Place& p) {
-  const char *now = stage_of(shared, chunk), *last = stage_of(shared, chunk + STAGES - 1);
-  float A[2][4] = {}, P[2][4] = {}, X[2][4] = {};
-#pragma unroll
-  for (int ks = 0; ks < KS; ks++) {
-    auto rows = [&](const char* from) { return load_rows(from, OPERAND_TILE, X_ROW, ks * 16, p.lane); };
-    const A16 k = rows(now + STAGE_K);
-    auto multiply = [&](float (&m)[2][4], const A16& x, const A16& y) { product(m[0], x, half_of(y, 0)), product(m[1], x, half_of(y, 1)); };
-    if constexpr (WHICH & GRAM_A) multiply(A, k, k);
-    if constexpr (WHICH & GRAM_P) multiply(P, rows(now + STAGE_Q), k);
-    if constexpr (WHICH & GRAM_X) multiply(X, k, rows(last + STAGE_K));
-  }
-  char* to = grams_of(shared, chunk);
-  auto store = [&](const float (&m)[2][4], char* place) {
-    const A16 x = as_rows(m[0], m[1]);
-    ((uint4_*)place)[p.lane] = {x.x[0][0], x.x[0][1], x.x[0][2], x.x[0][3]};
-  };
-  if constexpr (WHICH & GRAM_A) {  // readers of this chunk, writers of this chunk; symmetric
+// this chunk and of the one before.
+enum Gram { GRAM_A, GRAM_P, GRAM_X };
+DEVICE void add_gram(float (&m)[2][4], const A16& rows, const A16& columns) {
+  product(m[0], rows, half_of(columns, 0)), product(m[1], rows, half_of(columns, 1));
+}
+DEVICE void store_gram(Gram which, float (&m)[2][4], char* to, const Place& p) {
+  if (which == GRAM_A) {  // readers of this chunk, writers of this chunk; symmetric
     float* gram = (float*)(to + 2 * 32 * 16) + p.row * C + p.quad * 2;
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
-      for (int i = 0; i < 2; i++) *(float2_*)&gram[i * 8 * C + h * 8] = {SCALE * A[h][2 * i], SCALE * A[h][2 * i + 1]};
+      for (int i = 0; i < 2; i++) *(float2_*)&gram[i * 8 * C + h * 8] = {SCALE * m[h][2 * i], SCALE * m[h][2 * i + 1]};
+    return;
   }
-  if constexpr (WHICH & GRAM_P) mask(P, 0, p), store(P, to);
-  if constexpr (WHICH & GRAM_X) store(X, to + 32 * 16);
+  if (which == GRAM_P) mask(m, 0, p);
+  const A16 x = as_rows(m[0], m[1]);
+  ((uint4_*)(to + (which == GRAM_X ? 32 * 16 : 0)))[p.lane] = {x.x[0][0], x.x[0][1], x.x[0][2], x.x[0][3]};
 }
-// The same by the warps that multiply, one matrix each.
+// All by one warp: their products do not wait for each other.
+DEVICE void make_grams(char* shared, int chunk, const Place& p) {
+  const char *now = stage_of(shared, chunk), *last = stage_of(shared, chunk + STAGES - 1);
+  float A[2][4] = {}, P[2][4] = {}, X[2][4] = {};
+#pragma unroll
+  for (int ks = 0; ks < KS; ks++) {
+    const A16 k = load_rows(now + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+    const A16 q = load_rows(now + STAGE_Q, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+    const A16 before = load_rows(last + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+    add_gram(A, k, k), add_gram(P, q, k), add_gram(X, k, before);
+  }
+  char* to = grams_of(shared, chunk);
+  store_gram(GRAM_A, A, to, p), store_gram(GRAM_P, P, to, p), store_gram(GRAM_X, X, to, p);
+}
+// One by each of three warps that multiply, with the same code.
 DEVICE void make_grams_together(char* shared, int chunk, const Place& p) {
   static_assert(PROVIDERS || NW >= 3, "a warp for each matrix");
-  if (p.warp == 0) make_grams<GRAM_A>(shared, chunk, p);
-  if (p.warp == 1) make_grams<GRAM_P>(shared, chunk, p);
-  if (p.warp == 2) make_grams<GRAM_X>(shared, chunk, p);
+  if (p.warp > GRAM_X) return;
+  const Gram which = (Gram)p.warp;
+  const char* rows = stage_of(shared, chunk) + (which == GRAM_P ? STAGE_Q : STAGE_K);
+  const char* columns = stage_of(shared, which == GRAM_X ? chunk + STAGES - 1 : chunk) + STAGE_K;
+  float m[2][4] = {};
+#pragma unroll
+  for (int ks = 0; ks < KS; ks++)
+    add_gram(m, load_rows(rows, OPERAND_TILE, X_ROW, ks * 16, p.lane), load_rows(columns, OPERAND_TILE, X_ROW, ks * 16, p.lane));
+  store_gram(which, m, grams_of(shared, chunk), p);
 }
 // Rates, for scaled errors, and priors, of some rows of a warp's tokens and output dims; with a gate its share of both.
 template <int ROWS> DEVICE void give_rates(const char* s, char* given, int first, const Place& p) {
@@ -104,20 +113,19 @@ template <int THREADS> struct Chunks {
 // The warp that provides.
 DEVICE void provide(const Arguments& a, char* shared, const Work& w, Place p) {
   p.warp = 0;  // of the single one that multiplies, where it makes rates
-  constexpr int ALL = GRAM_A | GRAM_P | GRAM_X;
   Chunks<32> chunks(a, w, (u32)p.lane);
   if (K_PADDED) await(AMONG_PRODUCTS, WITH_PROVIDER);
   chunks.fetch(a, shared, w, 0), chunks.fetch(a, shared, w, 1);
   copy_wait<1>();
   await(AMONG_PRODUCTS, WITH_PROVIDER);
-  make_grams<ALL>(shared, 0, p);  // its X, with a chunk that is not there, is not used
+  make_grams(shared, 0, p);  // its X, with a chunk that is not there, is not used
   if (RATES_PROVIDED) give_rates(shared, 0, p);
   await(AMONG_PRODUCTS, WITH_PROVIDER);
   for (int chunk = 0; chunk < w.chunks; chunk++) {
     copy_wait<0>();
     await(AMONG_PRODUCTS, WITH_PROVIDER);
     chunks.fetch(a, shared, w, chunk + 2);
-    make_grams<ALL>(shared, chunk + 1, p);
+    make_grams(shared, chunk + 1, p);
     if (RATES_PROVIDED) give_rates(shared, chunk + 1, p);
     announce(WRITTEN_ALL, ALL_BUT_MIXERS);
   }

@@ -1,8 +1,7 @@
 #pragma once
 #include "forward_split_tiles.cuh"
 
-// Tokens at a time: with more, a lane waits less; with fewer, the code is shorter, for the instruction cache.
-constexpr int GROUP = KEY_GATE || STATS ? 2 : 4;
+constexpr int GROUP = SHORT_MIX ? 2 : 4;  // tokens at a time: with more, a lane waits less
 
 // One output dim per lane: the query mix, and statistics of what is given.
 DEVICE void mix(const Arguments& a, char* shared, const Work& w, int mixer, int lane) {
