@@ -13,13 +13,13 @@ from tools.tables.operation import total_ratios
 def records():
     return {
         name: json.loads((ROOT / "results" / f"{name}.json").read_text())
-        for name in ("op-cuda", "generate-cuda", "cdar-tiny")
+        for name in ("op-cuda", "throughput-training", "generate-cuda", "cdar-tiny")
     }
 
 
 def facts(records):
-    kernels, decoding, recall = headline(*records.values()).splitlines()
-    return {"kernels": kernels, "decoding": decoding, "recall": recall}
+    kernels, training, decoding, recall = headline(*records.values()).splitlines()
+    return {"kernels": kernels, "training": training, "decoding": decoding, "recall": recall}
 
 
 def test_kernels_are_compared_with_gated_deltanet(records):
@@ -30,6 +30,21 @@ def test_kernels_are_compared_with_gated_deltanet(records):
     assert total_ratios(records["op-cuda"], "gated", "GDN") == [2.0] * len(records["op-cuda"]["shapes"])
     told = "take 0.25× (plain SwiLA), 0.75–0.82× (Temporal SwiLA) and 2.00× (SwiLA with a decay per key dim) the time"
     assert told in facts(records)["kernels"]
+
+
+def test_training_is_compared_at_every_length(records):
+    record = records["throughput-training"]
+    for row in record["rows"]:
+        speeds = {"swila": 12e3 if row["length"] == 2048 else 11e3, "temporal-swila": 9e3}
+        row["tokens_per_second"], row["peak_bytes"] = speeds.get(row["model"], 10e3), 10**9
+    told = facts(records)["training"]
+    assert "1.3B parameters train at 1.10–1.20× (SwiLA) and 0.90× (Temporal SwiLA) the tokens per second of" in told
+    assert "with 1.00× and 1.00× its peak memory (sequences of 2,048 to 16,384 tokens, our blocks compiled" in told
+
+    of_ours = [row for row in record["rows"] if row["model"] == "swila"]
+    record["rows"].remove(of_ours[0])
+    with pytest.raises(AssertionError, match="every length"):
+        headline(*records.values())
 
 
 def test_decoding_is_compared_with_transformers(records):

@@ -52,7 +52,7 @@ def tables(results: Path) -> dict[str, dict[str, str]]:
     )
     return {
         "README.md": {
-            "headline": headline(op, generation, small),
+            "headline": headline(op, load("throughput-training"), generation, small),
             "run-cdar-tiny": small_table(small, load("cdar-tiny-long")),
             "bench-op-ratios": ratio_table(op),
         },

@@ -9,20 +9,24 @@ from tools.tables.operation import total_ratios
 from tools.tables.recall import SOLVED
 from tools.tables.wording import listed, span
 
+from swila.benchmarks.throughput.contenders import BASELINE
+from swila.benchmarks.throughput.training import ratio
 from swila.experiments.catalogue import title
 
+MODELS = {"swila": "SwiLA", "temporal-swila": "Temporal SwiLA"}
 VARIANTS = {"plain": "plain SwiLA", "temporal": "Temporal SwiLA", "gated": "SwiLA with a decay per key dim"}
 
 
-def headline(op: dict[str, Any], generation: dict[str, Any], cdar: dict[str, Any]) -> str:
-    """Markdown: a bullet each on training speed, decoding speed and recall.
+def headline(op: dict[str, Any], training: dict[str, Any], generation: dict[str, Any], cdar: dict[str, Any]) -> str:
+    """Markdown: a bullet each on kernels, training of whole models, decoding speed and recall.
 
     Args:
         op: Results of ``swila bench op`` on a GPU.
+        training: Results of ``swila bench training``.
         generation: Results of ``swila bench generate``.
         cdar: Results of ``swila run cdar``.
     """
-    return "\n".join(f"- {fact}" for fact in (_kernels(op), _decoding(generation), _recall(cdar)))
+    return "\n".join(f"- {fact}" for fact in (_kernels(op), _training(training), _decoding(generation), _recall(cdar)))
 
 
 def _kernels(record: dict[str, Any]) -> str:
@@ -31,6 +35,27 @@ def _kernels(record: dict[str, Any]) -> str:
     return (
         f"**CUDA kernels.** On an {_gpu(record)}, forward and backward of the operation take {listed(told)} the time "
         "of flash-linear-attention's Gated DeltaNet with the same state size ([all ratios](#speed))."
+    )
+
+
+def _training(record: dict[str, Any]) -> str:
+    timed = [row for row in record["rows"] if row["status"] == "timed"]
+    baseline = [row for row in timed if row["model"] == BASELINE]
+    assert baseline and not any(row["compiled"] for row in baseline), "the baseline runs eagerly"
+    lengths = sorted(row["length"] for row in baseline)
+
+    def ratios(model: str, field: str) -> str:
+        rows = [row for row in timed if row["model"] == model and row["compiled"]]
+        assert sorted(row["length"] for row in rows) == lengths, "every length is compared"
+        return span((found for row in rows if (found := ratio(record, row, field)) is not None), ".2f")
+
+    speeds = [f"{ratios(model, 'tokens_per_second')}× ({words})" for model, words in MODELS.items()]
+    peaks = [f"{ratios(model, 'peak_bytes')}×" for model in MODELS]
+    return (
+        f"**Training.** Models of {record['size'].upper()} parameters train at {listed(speeds)} the tokens per second "
+        f"of flash-linear-attention's Gated DeltaNet model, with {listed(peaks)} its peak memory (sequences of "
+        f"{lengths[0]:,} to {lengths[-1]:,} tokens, our blocks compiled, its model eager, {_gpu(record)}; "
+        "[all ratios](docs/performance.md#ratios-and-goals))."
     )
 
 
