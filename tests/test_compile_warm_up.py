@@ -1,0 +1,62 @@
+"""``tools/compile_warm_up.py``: every model at every length is compiled, a few at once."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+TOOL = Path(__file__).parents[1] / "tools" / "compile_warm_up.py"
+
+
+@pytest.fixture(scope="module")
+def warm_up():
+    spec = importlib.util.spec_from_file_location("swila_compile_warm_up", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def note(folder, name):
+    """A process that notes how many run beside it."""
+    code = (
+        f"import pathlib, time; folder = pathlib.Path({str(folder)!r}); own = folder / '{name}.running'; own.touch(); "
+        f"time.sleep(0.3); count = len(list(folder.glob('*.running'))); own.unlink(); "
+        f"(folder / '{name}.beside').write_text(str(count)); raise SystemExit({int(name == 'c')})"
+    )
+    return [sys.executable, "-c", code]
+
+
+def test_all_run_a_few_at_once_and_failures_are_told(warm_up, tmp_path):
+    assert warm_up.run_all([note(tmp_path, name) for name in "abcde"], 2) == [0, 0, 1, 0, 0]
+    beside = [int(path.read_text()) for path in tmp_path.glob("*.beside")]
+    assert len(beside) == 5
+    assert max(beside) <= 2
+
+
+def test_each_model_and_length_has_a_process(warm_up, monkeypatch):
+    commands = []
+    monkeypatch.setattr(warm_up, "run_all", lambda given, jobs: commands.extend(given) or [0] * 3 + [1])
+    words = "--model swila --model hybrid-gdn --length 64 --length 128 --tokens 256 --size tiny --device cpu"
+    monkeypatch.setattr(sys, "argv", ["compile_warm_up.py", *words.split()])
+    with pytest.raises(SystemExit, match=r"^hybrid-gdn at 128 failed"):
+        warm_up.main()
+    assert [command[2:6] for command in commands] == [
+        ["--model", model, "--length", length] for model in ("swila", "hybrid-gdn") for length in ("64", "128")
+    ]
+    assert all(command[6:] == [*words.split()[8:], "--case"] for command in commands)
+
+
+def test_a_case_is_compiled_as_by_the_benchmark(warm_up, monkeypatch):
+    found = {}
+
+    def compiled(model, fullgraph):
+        found["model"], found["fullgraph"] = model, fullgraph
+
+    monkeypatch.setattr(warm_up, "compile_blocks", compiled)
+    warm_up.compile_case("hybrid-temporal-swila", "tiny", 32, 64, "cpu")
+    assert found["fullgraph"]
+    assert len({type(block.mixer) for block in found["model"].model.layers}) == 2
+    assert all(p.grad is not None for p in found["model"].parameters())
