@@ -37,6 +37,8 @@ def test_training_is_compared_at_every_length(records):
     for row in record["rows"]:
         speeds = {"swila": 12e3 if row["length"] == 2048 else 11e3, "temporal-swila": 9e3}
         row["tokens_per_second"], row["peak_bytes"] = speeds.get(row["model"], 10e3), 10**9
+    eager = next(row for row in record["rows"] if row["model"] == "swila") | {"compiled": False}
+    record["rows"].append(eager | {"tokens_per_second": 5e3})
     told = facts(records)["training"]
     assert "1.3B parameters train at 1.10–1.20× (SwiLA) and 0.90× (Temporal SwiLA) the tokens per second of" in told
     assert "with 1.00× and 1.00× its peak memory (sequences of 2,048 to 16,384 tokens, our blocks compiled" in told
