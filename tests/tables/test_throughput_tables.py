@@ -101,6 +101,7 @@ def test_ratios_are_bold_where_they_are_unfavourable():
 
 def generated(model, batch, speed, prompt=100.0, step=2.0, **more):
     times = {"tokens_per_second": speed, "prompt_ms": prompt, "step_ms": step, "peak_bytes": 3e9}
+    times["call_ms"] = prompt + 128 * step
     return {"model": model, "batch": batch, "compiled": True, "status": "timed", "reason": None, **times, **more}
 
 
@@ -125,6 +126,18 @@ def test_generation_is_compared_with_gdn():
     assert "| SwiLA | 3.0 | 3.0 | 3.0 |" in table
     assert "bandwidth of a copy: SwiLA 1.6." in table
     assert "on the same tokens: SwiLA **0.80** (batch 2)." in table
+
+
+def test_decode_steps_and_prompts_beside_the_transformer():
+    """At the largest batch of both, not the largest of either."""
+    rows = [*GENERATION["rows"][:-1], generated("swila", 4, 900.0, step=9.0)]
+    rows[1] = generated("transformer", 2, 100.0, 50.0, step=7.0)
+    table = generation_throughput_table(GENERATION | {"rows": rows})
+    told = (
+        "At batch 2, a decode step of Transformer++ takes 3.5 times as long as SwiLA's; reading the prompts is 16% of "
+    )
+    assert f"{told}SwiLA's call and 5% of Transformer++'s." in table
+    assert "a decode step of Transformer++" not in generation_throughput_table(GENERATION | {"rows": rows[3:]})
 
 
 def lanes(plain, gdn):

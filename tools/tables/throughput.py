@@ -146,7 +146,7 @@ def generation_throughput_table(record: dict[str, Any], image: str | None = None
             f"tokens, {record['new']} tokens generated greedily; means of {calls(record)}. "
             "Throughput is over the time of the whole call, reading the prompts included; in brackets "
             "SwiLA over our GDN, bold where it is slower. Batches after the first that is out of memory are left out. "
-            f"{_floors(rows)}{conditions(record)}.",
+            f"{_floors(rows)}{_steps_beside(rows)}{conditions(record)}.",
         ),
     ]
     alt = "Throughput and peak memory of generation against the batch size, for each model; a cross is out of memory"
@@ -171,6 +171,20 @@ def _floors(rows: list[dict[str, Any]]) -> str:
         )
         text += f"Speed of reading prompts over a compiled forward without cache on the same tokens: {told}. "
     return text
+
+
+def _steps_beside(rows: list[dict[str, Any]]) -> str:
+    """Return how decode steps of SwiLA and Transformer++ compare at the largest batch of both, and what prompts take."""
+    timed = {(row["model"], row["batch"]): row for row in rows if row["status"] == "timed"}
+    both = [batch for model, batch in timed if model == "swila" and ("transformer", batch) in timed]
+    if not both:
+        return ""
+    ours, theirs = (timed[model, max(both)] for model in ("swila", "transformer"))
+    return (
+        f"At batch {max(both)}, a decode step of Transformer++ takes {theirs['step_ms'] / ours['step_ms']:.1f} times "
+        f"as long as SwiLA's; reading the prompts is {ours['prompt_ms'] / ours['call_ms']:.0%} of SwiLA's call and "
+        f"{theirs['prompt_ms'] / theirs['call_ms']:.0%} of Transformer++'s. "
+    )
 
 
 def lanes_table(record: dict[str, Any], before: dict[str, Any]) -> str:
