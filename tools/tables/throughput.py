@@ -174,7 +174,7 @@ def _floors(rows: list[dict[str, Any]]) -> str:
 
 
 def _steps_beside(rows: list[dict[str, Any]]) -> str:
-    """Return how decode steps of SwiLA and Transformer++ compare at the largest batch of both, and what prompts take."""
+    """Return how decode steps of SwiLA and Transformer++ compare at the largest batch of both, and their prompts."""
     timed = {(row["model"], row["batch"]): row for row in rows if row["status"] == "timed"}
     both = [batch for model, batch in timed if model == "swila" and ("transformer", batch) in timed]
     if not both:
