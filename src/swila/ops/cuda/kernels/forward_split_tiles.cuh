@@ -19,9 +19,10 @@ constexpr int WIDE = C * VB * JP * 4;                     // float [token, outpu
 constexpr int GATE_ROW = VB + 8, GATES = KEY_GATE * C * GATE_ROW * 4;
 constexpr int WRITTEN = NW * PAIR_PLANE;                  // c, a tile per warp
 // Where the loops of all warps together would not fit into the 32 KB of a multiprocessor's instruction cache, the substitution is in two parts
-// by the same code, at the price of what is computed in vain, and the query mix has fewer tokens at a time.
+// by the same code, at the price of what is computed in vain, and the query mix has fewer tokens at a time. Eight multiplying warps share what
+// they fetch, and two parts were slower beside them.
 constexpr bool SHORT_MIX = KEY_GATE || STATS || NW == 8;
-constexpr int PARTS = KEY_GATE || STATS || NW == 4 ? 2 : 1, PART = C / PARTS;
+constexpr int PARTS = NW < 8 && (KEY_GATE || STATS || NW == 4) ? 2 : 1, PART = C / PARTS;
 constexpr int GRAMS = 2 * 32 * 16 + C * C * 4 + (C - PART) * 4;  // of a chunk: operands P and X as registers, A as floats, padding
 constexpr int MIX = C * VB * JP * 4;
 constexpr int EARLY_BYTES = STAGE_BYTES - STAGE_EARLY, GIVEN = 2 * WIDE + GATES;  // rates, priors and gates of a chunk
