@@ -1,22 +1,14 @@
 """``tools/compile_warm_up.py``: every model at every length is compiled, a few at once."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers")
 
-TOOL = Path(__file__).parents[1] / "tools" / "compile_warm_up.py"
+from tools import compile_warm_up as warm_up
 
-
-@pytest.fixture(scope="module")
-def warm_up():
-    spec = importlib.util.spec_from_file_location("swila_compile_warm_up", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from swila.benchmarks.throughput import checks
 
 
 def note(folder, name):
@@ -29,14 +21,14 @@ def note(folder, name):
     return [sys.executable, "-c", code]
 
 
-def test_all_run_a_few_at_once_and_failures_are_told(warm_up, tmp_path):
+def test_all_run_a_few_at_once_and_failures_are_told(tmp_path):
     assert warm_up.run_all([note(tmp_path, name) for name in "abcde"], 2) == [0, 0, 1, 0, 0]
     beside = [int(path.read_text()) for path in tmp_path.glob("*.beside")]
     assert len(beside) == 5
     assert max(beside) <= 2
 
 
-def test_each_model_and_length_has_a_process(warm_up, monkeypatch):
+def test_each_model_and_length_has_a_process(monkeypatch):
     commands = []
     monkeypatch.setattr(warm_up, "run_all", lambda given, jobs: commands.extend(given) or [0] * 3 + [1])
     words = "--model swila --model hybrid-gdn --length 64 --length 128 --tokens 256 --size tiny --device cpu"
@@ -49,13 +41,13 @@ def test_each_model_and_length_has_a_process(warm_up, monkeypatch):
     assert all(command[6:] == [*words.split()[8:], "--case"] for command in commands)
 
 
-def test_a_case_is_compiled_as_by_the_benchmark(warm_up, monkeypatch):
+def test_a_case_is_compiled_as_by_the_benchmark(monkeypatch):
     found = {}
 
     def compiled(model, fullgraph):
         found["model"], found["fullgraph"] = model, fullgraph
 
-    monkeypatch.setattr(warm_up, "compile_blocks", compiled)
+    monkeypatch.setattr(checks, "compile_blocks", compiled)
     warm_up.compile_case("hybrid-temporal-swila", "tiny", 32, 64, "cpu")
     assert found["fullgraph"]
     assert len({type(block.mixer) for block in found["model"].model.layers}) == 2

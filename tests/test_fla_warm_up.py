@@ -1,21 +1,10 @@
 """``tools/fla_warm_up.py``: every configuration of a kernel is compiled, by one process if there are enough."""
 
-import importlib.util
 import math
 from functools import cached_property
-from pathlib import Path
 
 import pytest
-
-TOOL = Path(__file__).parents[1] / "tools" / "fla_warm_up.py"
-
-
-@pytest.fixture(scope="module")
-def warm_up():
-    spec = importlib.util.spec_from_file_location("swila_fla_warm_up", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tools import fla_warm_up as warm_up
 
 
 class Tuner:
@@ -34,7 +23,7 @@ class Tuner:
 
 
 @pytest.mark.parametrize("count", [2, 7])
-def test_parts_cover_all_configurations(warm_up, count):
+def test_parts_cover_all_configurations(count):
     ran, parts = [], 3
     for part in range(parts):
         tuner = Tuner(count)

@@ -1,37 +1,16 @@
 """``tools/kernel_times.py`` and ``tools/kernel_profile.py``, as far as they need no GPU."""
 
-import importlib.util
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from tools import kernel_profile as profile
+from tools import kernel_times as times
 
 from swila.ops.fused.choice import use_fused
 
-TOOLS = Path(__file__).parents[1] / "tools"
 
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"swila_{name}", TOOLS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def times():
-    return load("kernel_times")
-
-
-@pytest.fixture(scope="module")
-def profile():
-    return load("kernel_profile")
-
-
-def test_cases_are_read_from_words(times):
+def test_cases_are_read_from_words():
     assert times.Case.parse("temporal:8,4096,2") == times.Case("temporal", (8, 4096, 2), False)
     assert times.Case.parse("plain:1,64,2,128,32") == times.Case("plain", (1, 64, 2, 128, 32))
     assert times.Case.parse("plain:1,64,2:s").stats
@@ -42,7 +21,7 @@ def test_cases_are_read_from_words(times):
 
 
 @pytest.mark.parametrize("name", ["conv", "norm", "heads", "swiglu", "expand"])
-def test_pieces_are_checked_against_plain_torch(times, name, monkeypatch):
+def test_pieces_are_checked_against_plain_torch(name, monkeypatch):
     assert name in times.PIECES
     work = times.piece(name, 40, "cpu")
     with use_fused(name != "expand"):  # the interpreter has no products of bfloat16
@@ -53,7 +32,7 @@ def test_pieces_are_checked_against_plain_torch(times, name, monkeypatch):
     assert times.wrong({name: times.errors_of(flawed)}) == [name]
 
 
-def test_times_beside_the_least(times):
+def test_times_beside_the_least():
     ms = {"forward": 0.25, "both": 1.0}
     assert times.in_short("plain:1,64,2", ms) == "plain:1,64,2 0.250 1.000"
     ms |= {"forward at least": 0.2, "both at least": 0.5}
@@ -61,13 +40,13 @@ def test_times_beside_the_least(times):
 
 
 @pytest.mark.parametrize("error", [0.031, math.inf, math.nan])
-def test_a_wrong_tree_is_found(times, error):
+def test_a_wrong_tree_is_found(error):
     right = {"output": 0.003, "q": 0.004}
     assert times.wrong({"plain": right}) == []
     assert times.wrong({"plain": right, "temporal": {**right, "q": error}}) == ["temporal"]
 
 
-def test_a_tree_that_fails_stops_the_comparison(times, tmp_path):
+def test_a_tree_that_fails_stops_the_comparison(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError")
     process = times.start(tmp_path, "check", ["plain:1,64,2"])
     with pytest.raises(SystemExit, match="failed"):
@@ -98,13 +77,13 @@ def table():
     return "\n".join(",".join(f'"{value}"' for value in row) for row in rows) + "\n"
 
 
-def test_blocks_end_at_barriers_branches_and_other_counts(profile, table):
+def test_blocks_end_at_barriers_branches_and_other_counts(table):
     code = profile.read(table)
     assert [each.samples for each in code] == [10, 30, 40, 0, 19, 1]
     assert profile.blocks(code) == [(0, 2), (2, 4), (4, 5), (5, 6)]
 
 
-def test_the_report_has_shares_and_reasons(profile, table):
+def test_the_report_has_shares_and_reasons(table):
     lines = profile.report(profile.read(table), (1, 2))
     assert [line.split()[4] for line in lines[1:5]] == ["40.0", "40.0", "19.0", "1.0"]
     assert [line.split()[6] for line in lines[1:3]] == ["wait:100", "barrier:100"]

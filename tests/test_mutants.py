@@ -1,40 +1,26 @@
 """The lists of mutants are in order, and the runner tells caught, surviving and invalid ones apart."""
 
-import importlib.util
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-RUNNER = Path(__file__).parent.parent / "tools" / "mutants.py"
-
-
-@pytest.fixture(scope="module")
-def mutants():
-    spec = importlib.util.spec_from_file_location("swila_mutants", RUNNER)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+from tools import mutants
 
 
-def test_there_are_enough(mutants):
+def test_there_are_enough():
     assert len(mutants.read_mutants()) >= 100
 
 
-def test_every_entry_can_be_applied(mutants):
+def test_every_entry_can_be_applied():
     problems = {m.name: found for m in mutants.read_mutants() if (found := mutants.problems_of(m))}
     assert not problems
 
 
-def test_names_are_unique(mutants):
+def test_names_are_unique():
     names = Counter(mutant.name for mutant in mutants.read_mutants())
     assert not [name for name, count in names.items() if count > 1]
 
 
-def test_an_entry_with_a_field_missing_is_refused(mutants, tmp_path):
+def test_an_entry_with_a_field_missing_is_refused(tmp_path):
     (tmp_path / "one.toml").write_text('[[mutant]]\nname = "x"\nfile = "y"\nold = "a"\nnew = "b"\n')
     with pytest.raises(ValueError, match=r"one.toml: mutant 1 needs .*tests"):
         mutants.read_mutants(tmp_path)
@@ -52,7 +38,7 @@ def test_an_entry_with_a_field_missing_is_refused(mutants, tmp_path):
         ({}, None),
     ],
 )
-def test_problems(mutants, tmp_path, changes, problem):
+def test_problems(tmp_path, changes, problem):
     (tmp_path / "code.py").write_text("once twice twice")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").touch()
@@ -74,11 +60,11 @@ def test_problems(mutants, tmp_path, changes, problem):
         (-11, "", "invalid"),
     ],
 )
-def test_verdicts(mutants, status, output, verdict):
+def test_verdicts(status, output, verdict):
     assert mutants.judge(status, output)[0] == verdict
 
 
-def test_runner(mutants, tmp_path, monkeypatch):
+def test_runner(tmp_path, monkeypatch):
     """On a tree of its own: what is caught, what survives, and where the tests fail before any change."""
     files = {
         "src/one.py": "VALUE = 1\nUNUSED = 2\n",

@@ -1,21 +1,9 @@
 """What ``tools/sanitize.py`` makes of compute-sanitizer's output: nothing is lost, and only the known is filtered."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def sanitize():
-    spec = importlib.util.spec_from_file_location("swila_sanitize", ROOT / "tools" / "sanitize.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+from tools import sanitize
 
 
 def race(one, other):
@@ -32,7 +20,7 @@ INVALID = """========= Invalid __global__ read of size 4 bytes
 HEAD, TAIL = "========= COMPUTE-SANITIZER", "========= {}SUMMARY: {} hazards displayed (1 errors, 0 warnings)"
 
 
-def test_every_report_is_found(sanitize):
+def test_every_report_is_found():
     text = "\n".join([HEAD, INVALID, race("step", "step"), TAIL.format("RACECHECK ", 2)])
     found = sanitize.reports(text)
     assert len(found) == 2
@@ -40,7 +28,7 @@ def test_every_report_is_found(sanitize):
     assert sanitize.reports("\n".join([HEAD, TAIL.format("", 0).replace("hazards", "errors")])) == []
 
 
-def test_only_the_known_report_about_one_kernel_alone_is_expected(sanitize):
+def test_only_the_known_report_about_one_kernel_alone_is_expected():
     def expected(tool, report):
         return (tool, sanitize.kernel_of(report)) in sanitize.EXPECTED
 
@@ -59,7 +47,7 @@ def test_only_the_known_report_about_one_kernel_alone_is_expected(sanitize):
     ([HEAD, TAIL.format("RACECHECK ", 3)], 1, 0),
     ([HEAD], 1, 0),
 ])  # fmt: skip
-def test_what_is_left_of_a_run(sanitize, monkeypatch, text, left, filtered):
+def test_what_is_left_of_a_run(monkeypatch, text, left, filtered):
     """Reports of a form that is not known, or no summary at all, are not taken for a clean run."""
 
     def run(command, **options):
@@ -72,14 +60,14 @@ def test_what_is_left_of_a_run(sanitize, monkeypatch, text, left, filtered):
     assert (kernels, len(reports), expected) == ({"step"}, left, filtered)
 
 
-def test_a_call_that_is_wrong_or_dies_is_not_clean(sanitize, monkeypatch):
+def test_a_call_that_is_wrong_or_dies_is_not_clean(monkeypatch):
     done = type("Done", (), {"returncode": 1, "stdout": "", "stderr": "Traceback"})
     monkeypatch.setattr(sanitize.subprocess, "run", lambda *args, **options: done)
     monkeypatch.setattr(sanitize, "compute_sanitizer", lambda: "compute-sanitizer")
     assert "did not finish: Traceback" in sanitize.sanitize("memcheck", "split")[1][0]
 
 
-def test_calls_are_of_every_precision_and_form(sanitize):
+def test_calls_are_of_every_precision_and_form():
     from swila.testing import VARIANTS
 
     assert {dtype for dtype, *_ in sanitize.CALLS.values()} == {"bfloat16", "float16", "float32"}

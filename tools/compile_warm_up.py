@@ -13,10 +13,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-from swila.benchmarks.throughput.checks import DEPTH, compile_blocks
-from swila.benchmarks.throughput.contenders import kernel_of, loss_of, make_model
+from swila.benchmarks.throughput.attention import choose, preferring
+from swila.benchmarks.throughput.checks import DEPTH, timed_model
+from swila.benchmarks.throughput.contenders import loss_of
 from swila.training.compilation import compiling
 
 
@@ -32,23 +34,18 @@ def compile_case(model: str, size: str, length: int, tokens: int, device: str) -
     """
     import torch
 
-    kernel = kernel_of(model)
     depth = DEPTH if model.startswith("hybrid") else 1  # a hybrid has layers of two kinds
-    made = make_model(model, size, device, torch.bfloat16 if device != "cpu" else torch.float32, depth, kernel)
-    compile_blocks(made, fullgraph=kernel != "fla")
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    made = timed_model(model, size, device, dtype, compiled=True, depth=depth)
     batch = torch.randint(made.config.vocab_size, (max(1, tokens // length), length), device=device)
-    with compiling():
+    with compiling(), preferring(choose(made, *batch.shape, backward=True)):
         loss_of(made, batch).backward()
 
 
 def run_all(commands: Sequence[Sequence[str]], jobs: int) -> list[int]:
     """Return the exit statuses of processes, of which at most ``jobs`` run at once."""
-    running: list[subprocess.Popen] = []
-    for command in commands:
-        while sum(process.poll() is None for process in running) >= jobs:
-            next(process for process in running if process.poll() is None).wait()
-        running.append(subprocess.Popen(command))
-    return [process.wait() for process in running]
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(subprocess.call, commands))
 
 
 def main() -> None:
@@ -67,9 +64,8 @@ def main() -> None:
         return
     cases = list(product(given.model, given.length))
     shared = ["--tokens", str(given.tokens), "--size", given.size, "--device", given.device, "--case"]
-    statuses = run_all(
-        [[sys.executable, __file__, "--model", model, "--length", str(T), *shared] for model, T in cases], given.jobs
-    )
+    commands = [[sys.executable, __file__, "--model", model, "--length", str(T), *shared] for model, T in cases]
+    statuses = run_all(commands, given.jobs)
     failed = [f"{model} at {T}" for (model, T), status in zip(cases, statuses, strict=True) if status]
     if failed:
         raise SystemExit(f"{', '.join(failed)} failed")

@@ -287,7 +287,8 @@ def test_the_gradients_that_are_checked_are_those_that_are_timed(monkeypatch):
 
 def test_updates_are_timed_with_their_products_and_checked_without(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(training, "make_model", lambda *_, **__: nn.Linear(2, 2))
+    monkeypatch.setattr(training, "timed_model", lambda *_, **__: nn.Linear(2, 2))
+    monkeypatch.setattr(training, "choose", lambda *_, **__: None)
     monkeypatch.setattr(nn.Linear, "config", SimpleNamespace(vocab_size=5), raising=False)
     note = lambda what, found: seen.append((what, torch.get_float32_matmul_precision())) or found  # noqa: E731
     monkeypatch.setattr(training, "update", lambda *_: note("update", torch.zeros(())))

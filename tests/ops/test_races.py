@@ -1,14 +1,13 @@
 """Warps hand over what is in shared memory by barriers: ThreadSanitizer finds what they leave unordered."""
 
-import importlib.util
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from emulator import launcher
 from emulator.races import RaceDetector, races, unusable
+from tools import races as tool
 
 from swila.ops.backends import Backend, register_backend, unregister_backend
 from swila.ops.cuda.backend import Kernels, saved_like
@@ -73,10 +72,6 @@ def test_reports_are_read(tmp_path):
 
 
 def test_the_tool_says_what_it_found(monkeypatch, capsys):
-    path = Path(__file__).parents[2] / "tools" / "races.py"
-    spec = importlib.util.spec_from_file_location("swila_races", path)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
     asked = []
 
     def found(name, processors, stats, order):

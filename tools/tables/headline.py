@@ -7,13 +7,14 @@ from typing import Any
 from tools.tables.generation import speedups
 from tools.tables.operation import total_ratios
 from tools.tables.recall import SOLVED
+from tools.tables.throughput import title as title_of
 from tools.tables.wording import listed, span
 
 from swila.benchmarks.throughput.contenders import BASELINE
 from swila.benchmarks.throughput.training import ratio
 from swila.experiments.catalogue import title
 
-MODELS = {"swila": "SwiLA", "temporal-swila": "Temporal SwiLA"}
+MODELS = ("swila", "temporal-swila")
 VARIANTS = {"plain": "plain SwiLA", "temporal": "Temporal SwiLA", "gated": "SwiLA with a decay per key dim"}
 
 
@@ -49,7 +50,7 @@ def _training(record: dict[str, Any]) -> str:
         assert sorted(row["length"] for row in rows) == lengths, "every length is compared"
         return span((found for row in rows if (found := ratio(record, row, field)) is not None), ".2f")
 
-    speeds = [f"{ratios(model, 'tokens_per_second')}× ({words})" for model, words in MODELS.items()]
+    speeds = [f"{ratios(model, 'tokens_per_second')}× ({title_of(model)})" for model in MODELS]
     peaks = [f"{ratios(model, 'peak_bytes')}×" for model in MODELS]
     return (
         f"**Training.** Models of {record['size'].upper()} parameters train at {listed(speeds)} the tokens per second "

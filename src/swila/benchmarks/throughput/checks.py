@@ -38,6 +38,17 @@ def compile_blocks(model: Any, fullgraph: bool) -> None:
         block.forward = torch.compile(block.forward, fullgraph=fullgraph, dynamic=False)
 
 
+def timed_model(
+    model: str, size: str, device: str, dtype: torch.dtype, compiled: bool, depth: int | None = None
+) -> Any:
+    """Return a model as it is timed in training: with its kernel, and compiled blocks if asked for."""
+    kernel = kernel_of(model)
+    made = make_model(model, size, device, dtype, depth, kernel)
+    if compiled:
+        compile_blocks(made, fullgraph=kernel != "fla")
+    return made
+
+
 def why_refused(
     model: str, size: str, device: str, dtype: torch.dtype, compiled: bool
 ) -> tuple[str | None, dict[str, float]]:
@@ -70,11 +81,8 @@ def gradient_errors(
     model: str, size: str, device: str, dtype: torch.dtype, compiled: bool
 ) -> tuple[float, float, float]:
     """Return relative errors against float32: of loss and gradients, and of plain torch's gradients in ``dtype``."""
-    kernel = kernel_of(model)
-    timed = make_model(model, size, device, dtype, DEPTH, kernel)
+    timed = timed_model(model, size, device, dtype, compiled, DEPTH)
     weights = {name: w.detach().clone() for name, w in timed.state_dict().items()}
-    if compiled:
-        compile_blocks(timed, fullgraph=kernel != "fla")
     vocabulary = timed.config.vocab_size
     tokens = torch.randint(vocabulary, TOKENS, generator=torch.Generator().manual_seed(1)).to(device)
     with products_of(model):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from swila.benchmarks.baselines import copy_bandwidth
 from swila.benchmarks.generation import refused
+from swila.benchmarks.throughput.attention import choose, preferring
 from swila.benchmarks.throughput.checks import compile_blocks
 from swila.benchmarks.throughput.contenders import make_model
 from swila.benchmarks.throughput.memory import forget_peak, free, in_short, out_of_memory, peak_bytes, synchronize
@@ -25,6 +26,7 @@ PROMPT, NEW = 2048, 128
 CALLS = 3
 WARM_UP = 2  # prompts are captured in a graph in the second call
 KEYS = ("model", "batch", "compiled")
+CHOSEN_AT = 16  # sequences, at most, for which a backend of softmax attention is chosen
 LARGEST_FORWARD = 64  # sequences of the forward that reading prompts is compared with
 
 
@@ -172,11 +174,13 @@ def measure(model: Any, batch: int, setting: Setting) -> dict[str, Any]:
     """
     device = setting.device
     prompts = _prompts(model, batch, setting)
-    for _ in range(setting.warm_up):
-        call(model, prompts, setting)
-    synchronize(device)
-    forget_peak(device)
-    turns = [call(model, prompts, setting) for _ in range(setting.calls)]
+    attention = choose(model, min(batch, CHOSEN_AT), setting.prompt, backward=False)
+    with preferring(attention):
+        for _ in range(setting.warm_up):
+            call(model, prompts, setting)
+        synchronize(device)
+        forget_peak(device)
+        turns = [call(model, prompts, setting) for _ in range(setting.calls)]
     whole, reading = (sum(times) / len(times) for times in zip(*turns, strict=True))
     return {
         "tokens_per_second": batch * setting.new / whole,
@@ -186,6 +190,7 @@ def measure(model: Any, batch: int, setting: Setting) -> dict[str, Any]:
         "turns_ms": [1e3 * each for each, _ in turns],
         "peak_bytes": peak_bytes(device),
         "parameters": sum(p.numel() for p in model.parameters()),
+        "attention": attention,
     }
 
 
@@ -211,7 +216,8 @@ def forward_ms(model: Any, batch: int, setting: Setting) -> float:
         compile_blocks(model, fullgraph=True)
     times = []
     try:
-        with torch.no_grad(), compiling():
+        attention = choose(model, min(batch, CHOSEN_AT), setting.prompt, backward=False)
+        with torch.no_grad(), compiling(), preferring(attention):
             for turn in range(2 + setting.calls):
                 synchronize(setting.device)
                 began = time.perf_counter()

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from swila.benchmarks.baselines import gdn_backward_allowed
-from swila.benchmarks.throughput.checks import compile_blocks, why_refused
-from swila.benchmarks.throughput.contenders import BASELINE, kernel_of, loss_of, make_model, products_of
+from swila.benchmarks.throughput.attention import choose, preferring
+from swila.benchmarks.throughput.checks import timed_model, why_refused
+from swila.benchmarks.throughput.contenders import BASELINE, kernel_of, loss_of, products_of
 from swila.benchmarks.throughput.kernels import profiled
 from swila.benchmarks.throughput.memory import forget_peak, free, in_short, out_of_memory, peak_bytes, synchronize
 from swila.benchmarks.throughput.results import Results
@@ -133,15 +134,14 @@ def measure(
     the few tokens of a check they would be tuned for these.
     """
     device = setting.device
-    model = make_model(case.model, setting.size, device, setting.dtype, kernel=kernel_of(case.model))
-    if case.compiled:
-        compile_blocks(model, fullgraph=kernel_of(case.model) != "fla")
+    model = timed_model(case.model, setting.size, device, setting.dtype, case.compiled)
+    attention = choose(model, micro_batch, case.length, backward=True)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=device.startswith("cuda"))
     shape, generator = (case.batch, case.length), torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, shape, generator=generator).to(device)
 
     def once() -> Tensor:
-        with products_of(case.model):
+        with products_of(case.model), preferring(attention):
             return update(model, optimizer, tokens, micro_batch)
 
     losses = [once() for _ in range(setting.warm_up)]
@@ -163,6 +163,7 @@ def measure(
         "peak_bytes": peak_bytes(device),
         "parameters": sum(p.numel() for p in model.parameters()),
         "losses": torch.stack(losses).tolist(),
+        "attention": attention,
     }
     if setting.profile and device.startswith("cuda"):
         report(f"{case.model}, T {case.length:,}: profile")
