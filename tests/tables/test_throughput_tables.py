@@ -13,6 +13,7 @@ from tools.tables.throughput import (
     NOT_YET,
     generation_throughput_table,
     lanes_table,
+    moved_bytes,
     over,
     time_by_kind_table,
     training_table,
@@ -138,6 +139,32 @@ def test_decode_steps_and_prompts_beside_the_transformer():
     )
     assert f"{told}SwiLA's call and 5% of Transformer++'s." in table
     assert "a decode step of Transformer++" not in generation_throughput_table(GENERATION | {"rows": rows[3:]})
+
+
+def test_steps_over_what_they_must_move():
+    """The largest batch of each model that was timed."""
+    least = moved_bytes("gdn", "1.3b", 4, 2048 + 64)
+    table = generation_throughput_table(GENERATION | {"copy_bytes_per_ms": least})
+    assert "state once at the bandwidth of a copy: Transformer++ " in table
+    assert "(batch 2), GDN 2.0 (batch 4), SwiLA " in table
+    assert "recurrent state once" not in generation_throughput_table(GENERATION)
+
+
+def test_bytes_of_a_step():
+    """Keys and values of 24 layers of 2,048 dims; 16 heads with four mixtures of 64 x 64, or with one of 128 x 128."""
+    weights = moved_bytes("transformer", "1.3b", 0, 100)
+    assert 2.6e9 < weights < 2.8e9
+    assert moved_bytes("transformer", "1.3b", 3, 100) - weights == 3 * 100 * 24 * 2 * 2048 * 2
+    for model, scalars in (("swila", 4 * 64 * 64), ("gdn", 128 * 128)):
+        state = moved_bytes(model, "1.3b", 1, 100) - moved_bytes(model, "1.3b", 0, 100)
+        assert state == 2 * 4 * 24 * 16 * scalars
+
+
+def test_backends_of_attention_are_named():
+    rows = [dict(each) for each in TRAINING["rows"]]
+    assert "torch's backends" not in training_table(TRAINING)
+    rows[4]["attention"] = {"backend": "cudnn", "ms": {"cudnn": 1.0, "flash": 2.0}}
+    assert "attention runs on the fastest of torch's backends (cudnn)." in training_table(training(*rows))
 
 
 def lanes(plain, gdn):

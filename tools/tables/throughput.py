@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tools.tables.conditions import conditions
 from tools.tables.markdown import markdown
 
 from swila.benchmarks.baselines import OURS
-from swila.benchmarks.throughput.contenders import BASELINES, MODELS, TF32_BASELINE
+from swila.benchmarks.throughput.contenders import BASELINES, MODELS, TF32_BASELINE, make_model
 from swila.benchmarks.throughput.figures import calls, shown
 from swila.benchmarks.throughput.training import ratio
 from swila.models.language.presets import ARCHITECTURES
@@ -97,9 +98,15 @@ def _training_note(record: dict[str, Any], rows: list[dict[str, Any]], eager: li
         note += (
             f"{title(row['model'])} without compilation, T {row['length']:,}: {row['tokens_per_second'] / 1e3:.1f}k. "
         )
+    note += _backends_of_attention(rows)
     if len(record["dates"]) > 1:
         note += f"Measured in {len(record['dates'])} processes on the same kind of machine. "
     return f"{note}{conditions(record)}."
+
+
+def _backends_of_attention(rows: list[dict[str, Any]]) -> str:
+    chosen = sorted({row["attention"]["backend"] for row in rows if row.get("attention")})
+    return f"Softmax attention runs on the fastest of torch's backends ({', '.join(chosen)}). " if chosen else ""
 
 
 def _micro(rows: list[dict[str, Any]], model: str) -> str:
@@ -146,7 +153,8 @@ def generation_throughput_table(record: dict[str, Any], image: str | None = None
             f"tokens, {record['new']} tokens generated greedily; means of {calls(record)}. "
             "Throughput is over the time of the whole call, reading the prompts included; in brackets "
             "SwiLA over our GDN, bold where it is slower. Batches after the first that is out of memory are left out. "
-            f"{_floors(rows)}{_steps_beside(rows)}{conditions(record)}.",
+            f"{_floors(rows)}{_steps_beside(rows)}{_steps_at_least(record, rows)}"
+            f"{_backends_of_attention(rows)}{conditions(record)}.",
         ),
     ]
     alt = "Throughput and peak memory of generation against the batch size, for each model; a cross is out of memory"
@@ -185,6 +193,38 @@ def _steps_beside(rows: list[dict[str, Any]]) -> str:
         f"as long as SwiLA's; reading the prompts is {ours['prompt_ms'] / ours['call_ms']:.0%} of SwiLA's call and "
         f"{theirs['prompt_ms'] / theirs['call_ms']:.0%} of Transformer++'s. "
     )
+
+
+def _steps_at_least(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Return what steps take over the time to move what they must, at the largest batch of each model."""
+    if "copy_bytes_per_ms" not in record:
+        return ""
+    largest = {row["model"]: row for row in sorted(rows, key=lambda row: row["batch"]) if row["status"] == "timed"}
+    told = []
+    for model in (model for model in ORDER if model in largest):
+        row = largest[model]
+        least = moved_bytes(model, record["size"], row["batch"], record["prompt"] + record["new"] // 2)
+        times = row["step_ms"] * record["copy_bytes_per_ms"] / least
+        told.append(f"{title(model)} {times:.1f} (batch {row['batch']})")
+    return (
+        "A step over the time to read weights and cached keys and values once, and to read and write the recurrent "
+        f"state once at the bandwidth of a copy: {', '.join(told)}. "
+    )
+
+
+def moved_bytes(model: str, size: str, batch: int, tokens: int) -> float:
+    """Return the bytes that a decode step moves at least: weights and cache in bfloat16, recurrent state in float32.
+
+    Args:
+        model: Architecture.
+        size: Size of the preset.
+        batch: Number of rows.
+        tokens: Tokens in the cache of a row.
+    """
+    made = make_model(model, size, "meta", torch.bfloat16)
+    state = made.model.state_size(0)
+    cached = made.model.state_size(tokens) - state
+    return 2 * sum(p.numel() for p in made.parameters()) + batch * (2 * 4 * state + 2 * cached)
 
 
 def lanes_table(record: dict[str, Any], before: dict[str, Any]) -> str:
