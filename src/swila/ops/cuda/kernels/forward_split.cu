@@ -49,7 +49,7 @@ DEVICE void multiply(const Arguments& a, char* shared, const Work& w, const Plac
           *(Vector*)(shared + AT_U + vector_at(h * 8 + p.row, p.warp * DPW + b * 8 + p.quad * 2 + e)) = y;
         }
   };
-  const u32 thread = (u32)(p.warp * 32 + p.lane);
+  const u32 thread = PROVIDERS ? (u32)(p.warp * 32 + p.lane) : threadIdx.x;
   if constexpr (K_PADDED) {  // zero the padding of the key dims
     for (int i = (int)thread; i < STAGES * STAGE_EARLY / 4; i += NT) ((u32*)shared)[i] = 0;
     await(AMONG_PRODUCTS, WITH_PROVIDER);
@@ -167,8 +167,10 @@ KERNEL void __launch_bounds__(ALL_THREADS, 1) swila_forward_split(const Argument
   w.chunks = (int)((w.span.end - w.span.begin + C - 1) / C);
   for (int i = (int)threadIdx.x; i < WRITTEN / 4; i += ALL_THREADS) ((u32*)(shared + AT_C))[i] = 0;  // columns without a mixture
   sync_block();
-  constexpr u64 NUMBERS = assigned_warps();
-  p.warp = (int)(NUMBERS >> 4 * p.warp & 15);
+  if constexpr (PROVIDERS) {
+    constexpr u64 NUMBERS = assigned_warps();
+    p.warp = (int)(NUMBERS >> 4 * p.warp & 15);
+  }
   if (p.warp < SOLVER) {
     multiply(a, shared, w, p);
   } else if (p.warp < MIXER) {

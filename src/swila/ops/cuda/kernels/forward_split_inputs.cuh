@@ -40,18 +40,24 @@ DEVICE void make_grams(char* shared, int chunk, const Place& p) {
   char* to = grams_of(shared, chunk);
   store_gram(GRAM_A, A, to, p), store_gram(GRAM_P, P, to, p), store_gram(GRAM_X, X, to, p);
 }
-// One by each of three warps that multiply, with the same code.
-DEVICE void make_grams_together(char* shared, int chunk, const Place& p) {
-  static_assert(PROVIDERS || NW >= 3, "a warp for each matrix");
-  if (p.warp > GRAM_X) return;
-  const Gram which = (Gram)p.warp;
-  const char* rows = stage_of(shared, chunk) + (which == GRAM_P ? STAGE_Q : STAGE_K);
-  const char* columns = stage_of(shared, which == GRAM_X ? chunk + STAGES - 1 : chunk) + STAGE_K;
+// One by each of three warps that multiply. These share their schedulers with the mixing warps, which have less to do than those that
+// substitute.
+template <Gram WHICH> DEVICE void make_gram(char* shared, int chunk, const Place& p) {
+  const char *now = stage_of(shared, chunk), *last = stage_of(shared, chunk + STAGES - 1);
   float m[2][4] = {};
 #pragma unroll
-  for (int ks = 0; ks < KS; ks++)
-    add_gram(m, load_rows(rows, OPERAND_TILE, X_ROW, ks * 16, p.lane), load_rows(columns, OPERAND_TILE, X_ROW, ks * 16, p.lane));
-  store_gram(which, m, grams_of(shared, chunk), p);
+  for (int ks = 0; ks < KS; ks++) {
+    const A16 rows = load_rows(now + (WHICH == GRAM_P ? STAGE_Q : STAGE_K), OPERAND_TILE, X_ROW, ks * 16, p.lane);
+    const A16 columns = WHICH == GRAM_A ? rows : load_rows((WHICH == GRAM_X ? last : now) + STAGE_K, OPERAND_TILE, X_ROW, ks * 16, p.lane);
+    add_gram(m, rows, columns);
+  }
+  store_gram(WHICH, m, grams_of(shared, chunk), p);
+}
+DEVICE void make_grams_together(char* shared, int chunk, const Place& p) {
+  static_assert(PROVIDERS || NW == 8, "warps 2, 3 and 6 multiply");
+  if (p.warp == 2) make_gram<GRAM_A>(shared, chunk, p);
+  if (p.warp == 3) make_gram<GRAM_P>(shared, chunk, p);
+  if (p.warp == 6) make_gram<GRAM_X>(shared, chunk, p);
 }
 // Rates, for scaled errors, and priors, of some rows of a warp's tokens and output dims; with a gate its share of both.
 template <int ROWS> DEVICE void give_rates(const char* s, char* given, int first, const Place& p) {

@@ -3,8 +3,9 @@
 
 // Shares are computed relative to the likelihood of the first mixture: the largest need not be found in the chain from token to token. Where
 // a sum of them is out of bounds, the first one is far from likely, or the likeliest has a tiny prior, and the chunk is done again with the
-// largest. Not where shares have taken the place of the priors, so that it cannot be done again.
-constexpr bool BY_FIRST_MIXTURE = NORMALIZE && !SHARES_GIVEN;
+// largest. Not where shares have taken the place of the priors, so that it cannot be done again. Plain shares beside eight multiplying warps
+// were slower in this way, although the chain is shorter: there the issue of instructions is the limit.
+constexpr bool BY_FIRST_MIXTURE = NORMALIZE && !SHARES_GIVEN && (KEY_GATE || NW < 8);
 // What a token writes is multiplied by its share before the inverse sum: errors up to 1e8 stay finite. So far from likely is a mixture with
 // an error of 11 beside one without.
 constexpr float MOST = KEY_GATE ? 1e36f : 1e30f, FEWEST = 1.f;

@@ -38,7 +38,7 @@ enum { PREDICTED = 1, WRITTEN_ALL, AMONG_PRODUCTS, MIXED, MIX_USED, SHARES, SHAR
 
 // The warps of a block, by what they do: multiply, substitute, mix, provide; each role has its numbers from these on. A warp's number modulo
 // four is the scheduler that issues its instructions. Those with most to do, and for which the others wait, come first, to the scheduler
-// with the least to do.
+// with the least to do. Where eight multiply, all schedulers have three warps, and the order of roles is as good.
 enum { SOLVER = NW, MIXER = SOLVER + SOLVERS, PROVIDER = MIXER + MIXERS, ALL_WARPS = ALL_THREADS / 32 };
 static_assert(ALL_WARPS <= 16, "numbers of warps have four bits");
 constexpr u64 assigned_warps() {
