@@ -54,7 +54,7 @@ def launch_all() -> None:
     for name, call in CALLS.items():
         given = changed(call(), lambda t: t.to(BF16) if t.is_floating_point() else t)
         getattr(torch.ops.swila, name)(*given)
-    for B in (1, 17):
+    for B in (1, 17, 33):
         for kind in KINDS.values():
             skinny(*make_skinny("cpu", B, dtype=BF16, **kind))
     joint, heads, others = make_operands("cpu", 3, BF16)

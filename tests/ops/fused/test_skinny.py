@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from swila.ops.fused import skinny as module
-from swila.ops.fused.skinny import GEMV_ROWS, Prologue, plan_product, skinny, skinny_reference
+from swila.ops.fused.rms_norm import rms_norm
+from swila.ops.fused.skinny import GEMV_ROWS, NORMED_ROWS, Prologue, plan_product, skinny, skinny_reference
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -46,7 +47,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("B", [1, 2, 17])
+@pytest.mark.parametrize("B", [1, 2, 17, 33])
 def test_against_torch(device, kind, B):
     assert_right(make(device, B, **KINDS[kind]))
 
@@ -95,24 +96,34 @@ def test_large_inputs_of_half_precision(device):
     torch.testing.assert_close(found, skinny_reference(x * 3000, weights, prologue), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("memory", [99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("B", [2, 16, 17, 64, 100, 128])
 @pytest.mark.parametrize(("K", "rows", "pair", "head"), [
     (2048, [1024] * 3 + [64] * 3, False, None), (1024, [2048], False, 64), (2048, [6800], True, None),
-    (6800, [2048], False, None), (2048, [32000], False, None), (48, [5], False, None),
+    (6800, [2048], False, None), (2048, [32000], False, None), (48, [5], False, None), (2048, [2048] * 4, False, None),
 ])  # fmt: skip
-def test_plans(B, K, rows, pair, head):
-    """Every input is covered once, and the counters suffice."""
-
-    class OnGpu:
-        is_cuda = True
-
-        def element_size(self):
-            return 2
-
-    plan = plan_product(B, K, rows, pair, head, False, OnGpu())
+def test_plans(B, K, rows, pair, head, memory):
+    """Every input is covered once, the counters suffice, and tiles fit into shared memory."""
+    head = head if B <= NORMED_ROWS else None
+    plan = plan_product(B, K, rows, pair, head, False, 2, memory)
     assert B <= plan.BM <= 128
     assert plan.per % plan.BK == 0
     assert plan.per * (plan.splits - 1) < K <= plan.per * plan.splits
     assert plan.splits == 1 or plan.tiles <= module.MOST_COUNTERS
     assert head in (None, plan.BK)
     assert plan.stages >= 2
+    assert plan.stages * (plan.BM + plan.BN * (1 + pair)) * plan.BK * 2 < memory
+
+
+def test_many_rows_are_normalised_once(device, monkeypatch):
+    """And by a launch of their own, with the same result."""
+    calls = []
+    monkeypatch.setattr(module, "rms_norm", lambda *args: calls.append(1) or rms_norm(*args))
+    for kind in ("many matrices", "gated heads", "SwiGLU"):
+        arguments = make(device, NORMED_ROWS, **KINDS[kind])
+        within = assert_right(arguments)
+        assert not calls
+        with monkeypatch.context() as fewer:
+            fewer.setattr(module, "NORMED_ROWS", 16)
+            torch.testing.assert_close(assert_right(arguments), within, rtol=1e-5, atol=1e-5)
+        assert calls.pop()

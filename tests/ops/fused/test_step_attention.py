@@ -70,7 +70,15 @@ def test_positions_may_be_large(device, position):
 
 def test_many_splits(device, monkeypatch):
     joint, keys, values, lengths, alive = make(device, 1, 2, 2, 16, 200, F32)
-    monkeypatch.setattr(module, "ELEMENTS", 256)
+    monkeypatch.setattr(module, "LINES", 16)
     copies = keys.clone(), values.clone(), lengths.clone()
     found = step_attention(joint, keys, values, lengths, alive, 2)
     torch.testing.assert_close(found, step_attention_reference(joint, *copies, alive, 2), rtol=1e-5, atol=1e-6)
+
+
+def test_tiles_fit_into_shared_memory():
+    for D in (16, 32, 64, 128, 256):
+        for size in (2, 4):
+            assert 1 <= module.stages(D, size) <= 3
+            assert module.stages(D, size) == 1 or module.stages(D, size) * 2 * module.LINES * D * size <= 99 * 1024
+    assert module.stages(128, 2) == module.stages(64, 2) == 3

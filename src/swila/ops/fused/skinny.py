@@ -1,22 +1,28 @@
 """Products of a few rows with weight matrices, for decode steps: bound by the time to read the weights.
 
 One launch normalises the input, multiplies it with up to ten matrices and adds a residual, or applies SwiGLU. The
-normalisation is done again by every program: the input is small, and stays in the cache.
+normalisation is done again by every program: the input is small, and stays in the cache. With more rows this takes
+longer than a launch of its own, and the input is normalised before the product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from swila.ops.fused.rms_norm import rms_norm
+
 MOST_ROWS = 128
 MOST_MATRICES = 10
 MOST_COUNTERS = 1024  # products with more tiles than this are not split
 GEMV_ROWS = 1  # up to so many rows without matrix units
+NORMED_ROWS = 32  # up to so many rows are normalised by the product
+RESERVED = 16 * 1024  # bytes of shared memory for what is not a tile
 _GATES = {"silu": 1, "sigmoid": 2}
 _counters: dict[torch.device, Tensor] = {}
 
@@ -49,6 +55,13 @@ class Prologue(NamedTuple):
             gate = self.gate.float()
             x = x * (F.silu(gate) if self.activation == "silu" else gate.sigmoid())
         return x
+
+    def norm(self, x: Tensor) -> Tensor:
+        """Return the input of the product in the dtype of ``x``, by a launch of its own; it must have a norm."""
+        assert self.weight is not None
+        shape = (-1, self.head_dim or x.shape[1])
+        gate = None if self.gate is None else self.gate.unflatten(1, shape)
+        return rms_norm(x.unflatten(1, shape), self.weight, self.eps, gate, self.activation).flatten(1)
 
 
 NOTHING = Prologue()
@@ -89,6 +102,8 @@ def skinny(
     from swila.ops.fused import skinny_kernels
 
     B, K = x.shape
+    if B > NORMED_ROWS and prologue.weight is not None:
+        x, prologue = prologue.norm(x), NOTHING
     rows = [weights[0].shape[0]] if swiglu else [weight.shape[0] for weight in weights]
     out = x.new_empty(B, sum(rows))
     pointers = [*weights, *[weights[0]] * (MOST_MATRICES - len(weights))]
@@ -120,7 +135,8 @@ def skinny(
             maxnreg=128,  # four blocks per multiprocessor
         )
         return out
-    plan = plan_product(B, K, rows, swiglu, head if norm == 2 else None, gate != 0, x)
+    memory = _shared_memory(x.device) if x.is_cuda else None
+    plan = plan_product(B, K, rows, swiglu, head if norm == 2 else None, gate != 0, x.element_size(), memory)
     partial, counters = out, out
     if plan.splits > 1:
         partial = torch.empty(plan.tiles * plan.splits * plan.part, dtype=torch.float32, device=x.device)
@@ -148,21 +164,44 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan_product(B: int, K: int, rows: Sequence[int], pair: bool, head: int | None, gated: bool, x: Tensor) -> Plan:
-    """Return the blocks of a product: some 200 programs, each with several tiles of weights on the way."""
-    size = x.element_size()
+def plan_product(
+    B: int, K: int, rows: Sequence[int], pair: bool, head: int | None, gated: bool, size: int, memory: int | None
+) -> Plan:
+    """Return the blocks of a product: some 100 to 200 programs, each with several tiles of weights on the way.
+
+    Args:
+        B: Number of rows of the input.
+        K: Inputs of a row.
+        rows: Outputs of each matrix.
+        pair: Whether a program has the same outputs of two matrices.
+        head: Width of heads that the product normalises, or None.
+        gated: Whether the product multiplies the input by a gate.
+        size: Bytes of an element.
+        memory: Bytes of shared memory that a program may have; None in the interpreter.
+    """
     BM = max(16, 1 << (B - 1).bit_length())
-    BN = 64 if BM == 128 or (BM == 64 and not pair) else 32
-    BK = (256 if BM <= 32 else 128) // size if head is None else head
+    if BM <= NORMED_ROWS:
+        BN, BK, wanted, warps, stages = 32, 256 // size, 200, 4, 4
+    else:  # a program reads the whole input: fewer outputs at a time only where that is short
+        short = K <= 4096 and sum(-(-n // 64) for n in rows) < 100
+        BN, BK, wanted, stages = 32 if short and not pair else 64, 128 // size, 100, 6
+        warps = 8 if BN == 64 and (BM == 128 or pair) else 4
+    BK = BK if head is None else head
     tiles, splits = sum(-(-n // BN) for n in rows), 1
-    wanted = (200 if BM <= 32 else 120) if x.is_cuda else 4
+    if memory is None:
+        wanted, memory = 4, 176 * 1024
     while tiles * splits < wanted and 512 * splits <= K and not (pair and tiles >= 100):
         splits *= 2
     per = -(-K // (splits * BK)) * BK
     splits = -(-K // per)
     stage = (BM * (1 + gated) + BN * (1 + pair)) * BK * size
-    stages = max(1, min(4, 176 * 1024 // stage))
-    return Plan(BM, BN, BK, per, splits, tiles, BM * BN * (1 + pair) + BM, 8 if BM == 128 else 4, stages)
+    stages = max(1, min(stages, (memory - RESERVED) // stage))
+    return Plan(BM, BN, BK, per, splits, tiles, BM * BN * (1 + pair) + BM, warps, stages)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
 
 
 def _gemv_chunk(K: int, head: int) -> int:

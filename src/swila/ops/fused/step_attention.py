@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ELEMENTS = 4096  # of keys that a program reads at a time
+LINES = 32  # keys that a program reads at a time
+IN_FLIGHT = 3  # blocks of so many keys and values that are on the way to a program
+MOST_BYTES = 96 * 1024  # of shared memory for them
 PROGRAMS = 528
 
 
@@ -53,20 +55,24 @@ def step_attention(
         LOG_THETA=0.0 if theta is None else math.log(theta),
         H=H, HK=HK, D=D, ROTATES=theta is not None, NORM=norms is not None, HB=8, num_warps=2,
     )  # fmt: skip
-    BS = max(16, ELEMENTS // D)
-    splits = min(-(-PROGRAMS // (B * H)), -(-slots // (2 * BS))) if joint.is_cuda else 1 + (slots > BS)
-    per = -(-slots // (splits * BS)) * BS
+    splits = min(-(-PROGRAMS // (B * H)), -(-slots // (2 * LINES))) if joint.is_cuda else 1 + (slots > LINES)
+    per = -(-slots // (splits * LINES)) * LINES
     splits = -(-slots // per)
     partial = torch.empty(B * H * splits * (D + 2), dtype=torch.float32, device=joint.device)
     kernels.attend[(B * H, splits)](
         q, keys, values, lengths, partial, keys.stride(0), keys.stride(1), math.log2(math.e) / math.sqrt(D),
-        per, splits, H=H, HK=HK, D=D, BS=BS, num_warps=4,
+        per, splits, H=H, HK=HK, D=D, BS=LINES, STAGES=stages(D, keys.element_size()), num_warps=2,
     )  # fmt: skip
     out = joint.new_empty(B, H * D)
     kernels.combine[(B * H,)](
         partial, out, lengths, alive, splits, H=H, D=D, PADDED=1 << (splits - 1).bit_length(), num_warps=1
     )
     return out
+
+
+def stages(D: int, size: int) -> int:
+    """Return how many blocks of keys and values a program has on the way, for elements of a size in bytes."""
+    return max(1, min(IN_FLIGHT, MOST_BYTES // (2 * LINES * D * size)))
 
 
 def step_attention_reference(

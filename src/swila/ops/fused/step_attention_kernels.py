@@ -59,7 +59,7 @@ def place(
 @triton.jit
 def attend(
     q, keys, values, lengths, partial, stride_b, stride_s, scale, PER, SPLITS,
-    H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BS: tl.constexpr,
+    H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attention of one head of one row over PER slots: the largest logit, the sum of weights, the weighted values.
 
@@ -79,7 +79,7 @@ def attend(
     most = tl.full([BS], -1e30, tl.float32)
     total = tl.zeros([BS], tl.float32)
     acc = tl.zeros([BS, D], tl.float32)
-    for first in range(start, end, BS):
+    for first in tl.range(start, end, BS, num_stages=STAGES):
         s = first + line
         there = s < end
         at = s.to(tl.int64)[:, None] * stride_s
