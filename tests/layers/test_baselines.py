@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 from swila.layers import MIXERS as CLASSES
 from swila.layers import make_mixer
-from swila.layers.attention import rotate
 from swila.layers.mom import switch_loss
+from swila.ops.fused.rotary import rotate
 
 T = 11
 

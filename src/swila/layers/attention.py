@@ -16,17 +16,7 @@ from swila.layers.norms import rms_norm
 from swila.layers.options import AttentionOptions, SharedOptions, forwards
 from swila.layers.packing import Sequences, sequences
 from swila.layers.qkv import QKVMixer
-
-
-def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
-    """Rotate dimensions ``(i, i + D/2)`` of ``x [..., T, H, D]`` by the angle ``position [..., T] theta^(-2i/D)``."""
-    half = x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    angle = (position.unsqueeze(-1) * frequency).unsqueeze(-2)  # [..., T, 1, D/2]
-    full = x if x.dtype == torch.float64 else x.float()
-    cos, sin = angle.cos().to(full.dtype), angle.sin().to(full.dtype)
-    a, b = full[..., :half], full[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+from swila.ops.fused.rotary import rotate
 
 
 class Attention(QKVMixer):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from swila.ops.fused import concatenate, expand, rms_norm, short_conv, swiglu
+from swila.ops.fused import concatenate, expand, rms_norm, rotary, short_conv, swiglu
 from swila.ops.fused.choice import use_fused
 
-MODULES = (concatenate, expand, rms_norm, short_conv, swiglu)
+MODULES = (concatenate, expand, rms_norm, rotary, short_conv, swiglu)
 ops = torch.ops.swila
 F32 = torch.float32
 
@@ -42,6 +42,8 @@ CALLS = {
         16,
     ),
     "expand": lambda: (drawn(3, 5, 16), drawn(48, 16), True),
+    "rotary_table": lambda: (torch.arange(15).view(3, 5), 12, 100.0, F32),
+    "rotate": lambda: (drawn(3, 5, 2, 12), drawn(2, 3, 5, 6, seed=1), True),
     "concatenate_again": lambda: ([drawn(8, 16), drawn(24, 16, seed=1)], 4, F32),
 }  # fmt: skip
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from swila.layers.attention import rotate
 from swila.ops.fused import step_attention as module
+from swila.ops.fused.rotary import rotate
 from swila.ops.fused.step_attention import step_attention, step_attention_reference
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
