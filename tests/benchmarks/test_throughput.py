@@ -377,12 +377,24 @@ def test_models_that_generate_other_tokens_are_rows_that_say_so(generating, tmp_
     assert rows[1]["reason"] == "crashed: KeyError: 'transformer-tiny'"
 
 
+@pytest.mark.parametrize(("model", "kernel", "compiled"), [
+    ("hybrid-gdn", "fla", {3: True}), ("hybrid-gdn", "auto", dict.fromkeys(range(4), True)), ("gdn", "fla", {}),
+])  # fmt: skip
+def test_blocks_on_other_kernels_stay_eager(monkeypatch, model, kernel, compiled):
+    found = {}
+    made = contenders.make_model(model, "tiny", "cpu", torch.float32, depth=4, kernel=kernel)
+    monkeypatch.setattr(torch, "compile", lambda forward, fullgraph, dynamic: found.update({forward: fullgraph}))
+    forwards = [block.forward for block in made.model.layers]
+    checks.compile_blocks(made)
+    assert {forwards.index(forward): whole for forward, whole in found.items()} == compiled
+
+
 def test_a_forward_is_of_the_prompts_without_a_cache(monkeypatch):
     model = contenders.make_model("swila", "tiny", "cpu", torch.float32).eval()
     calls, compiled = [], []
     monkeypatch.setattr(model.model, "forward", lambda ids, use_cache: calls.append((ids.shape, use_cache)))
-    monkeypatch.setattr(generation, "compile_blocks", lambda model, fullgraph: compiled.append(fullgraph))
+    monkeypatch.setattr(generation, "compile_blocks", compiled.append)
     monkeypatch.setattr(generation, "compiling", nullcontext)
     assert generation.forward_ms(model, 3, GENERATION._replace(compiled=True)) > 0
     assert calls == [((3, 6), False)] * 4, "two warm up"
-    assert compiled == [True]
+    assert compiled == [model]

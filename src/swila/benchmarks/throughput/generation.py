@@ -213,7 +213,7 @@ def forward_ms(model: Any, batch: int, setting: Setting) -> float:
     """Return the time of a forward of the training model on the prompts: compiled as there, without cache and head."""
     prompts = _prompts(model, batch, setting)
     if setting.compiled:
-        compile_blocks(model, fullgraph=True)
+        compile_blocks(model)
     times = []
     try:
         attention = choose(model, min(batch, CHOSEN_AT), setting.prompt, backward=False)
