@@ -2,7 +2,7 @@
 
 A step of a recurrent layer is four launches: the norm and all projections of the input; convolutions, norms and gates;
 the recurrence; output norm, gate, projection and residual. Attention has one more or two. A feed-forward layer is two.
-With more than 32 rows, norms are launches of their own. :func:`fuses` says whether a block can be run in this way;
+With more than one row, norms are launches of their own. :func:`fuses` says whether a block can be run in this way;
 otherwise its own ``step`` is the definition, and does the same.
 """
 

@@ -5,7 +5,7 @@ import torch
 
 from swila.ops.fused import skinny as module
 from swila.ops.fused.rms_norm import rms_norm
-from swila.ops.fused.skinny import GEMV_ROWS, NORMED_ROWS, Prologue, plan_product, skinny, skinny_reference
+from swila.ops.fused.skinny import GEMV_ROWS, Prologue, plan_product, skinny, skinny_reference
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -13,7 +13,7 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 def make(device, B, K, rows, dtype=F32, norm=None, gate=None, residual=False, swiglu=False):
     """Arguments of a product; ``norm`` is the width of what is normalised. Inputs are parts of wider tensors."""
     torch.manual_seed(B + K)
-    x = (3 * torch.randn(B, K + 16)).to(device, dtype)[:, :K] if B > GEMV_ROWS else torch.randn(B, K).to(device, dtype)
+    x = (3 * torch.randn(B, K + 16)).to(device, dtype)[:, :K] if B > 1 else torch.randn(B, K).to(device, dtype)
     weights = [(torch.randn(n, K) / K**0.5).to(device, dtype) for n in rows]
     head = None if norm in (None, K) else norm
     prologue = Prologue(
@@ -87,9 +87,10 @@ def test_a_row_does_not_depend_on_the_others(device, B):
     assert torch.equal(skinny(other, weights, prologue)[0], first[0])
 
 
-def test_large_inputs_of_half_precision(device):
+@pytest.mark.parametrize("B", [1, 2])
+def test_large_inputs_of_half_precision(device, B):
     """Their products with the weight of the norm overflow unless they are normalised first."""
-    x, weights, prologue, _, _ = make(device, 2, 64, [10], dtype=F16, norm=64)
+    x, weights, prologue, _, _ = make(device, B, 64, [10], dtype=F16, norm=64)
     prologue = prologue._replace(weight=prologue.weight * 4)
     found = skinny(x * 3000, weights, prologue)
     assert found.isfinite().all()
@@ -97,33 +98,30 @@ def test_large_inputs_of_half_precision(device):
 
 
 @pytest.mark.parametrize("memory", [99 * 1024, 163 * 1024, 227 * 1024])
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("B", [2, 16, 17, 64, 100, 128])
-@pytest.mark.parametrize(("K", "rows", "pair", "head"), [
-    (2048, [1024] * 3 + [64] * 3, False, None), (1024, [2048], False, 64), (2048, [6800], True, None),
-    (6800, [2048], False, None), (2048, [32000], False, None), (48, [5], False, None), (2048, [2048] * 4, False, None),
+@pytest.mark.parametrize(("K", "rows", "pair"), [
+    (2048, [1024] * 3 + [64] * 3, False), (1024, [2048], False), (2048, [6800], True), (6800, [2048], False),
+    (2048, [32000], False), (48, [5], False), (2048, [2048] * 4, False),
 ])  # fmt: skip
-def test_plans(B, K, rows, pair, head, memory):
+def test_plans(B, K, rows, pair, gated, memory):
     """Every input is covered once, the counters suffice, and tiles fit into shared memory."""
-    head = head if B <= NORMED_ROWS else None
-    plan = plan_product(B, K, rows, pair, head, False, 2, memory)
+    plan = plan_product(B, K, rows, pair, gated, 2, memory)
     assert B <= plan.BM <= 128
     assert plan.per % plan.BK == 0
     assert plan.per * (plan.splits - 1) < K <= plan.per * plan.splits
     assert plan.splits == 1 or plan.tiles <= module.MOST_COUNTERS
-    assert head in (None, plan.BK)
-    assert plan.stages >= 2
-    assert plan.stages * (plan.BM + plan.BN * (1 + pair)) * plan.BK * 2 < memory
+    assert plan.stages >= 2 or (pair and gated)
+    assert plan.stages * (plan.BM * (1 + gated) + plan.BN * (1 + pair)) * plan.BK * 2 < memory
+    assert plan.part == plan.BM * plan.BN * (1 + pair)
 
 
-def test_many_rows_are_normalised_once(device, monkeypatch):
-    """And by a launch of their own, with the same result."""
+def test_more_rows_are_normalised_by_a_launch_of_its_own(device, monkeypatch):
+    """A gate without a norm is applied by the product."""
     calls = []
     monkeypatch.setattr(module, "rms_norm", lambda *args: calls.append(1) or rms_norm(*args))
-    for kind in ("many matrices", "gated heads", "SwiGLU"):
-        arguments = make(device, NORMED_ROWS, **KINDS[kind])
-        within = assert_right(arguments)
-        assert not calls
-        with monkeypatch.context() as fewer:
-            fewer.setattr(module, "NORMED_ROWS", 16)
-            torch.testing.assert_close(assert_right(arguments), within, rtol=1e-5, atol=1e-5)
-        assert calls.pop()
+    for kind in ("many matrices", "heads", "gated heads", "SwiGLU", "gated"):
+        for B in (GEMV_ROWS, GEMV_ROWS + 1):
+            assert_right(make(device, B, **KINDS[kind]))
+            assert calls == ([1] if B > GEMV_ROWS and kind != "gated" else [])
+            calls.clear()

@@ -1,8 +1,8 @@
 """Products of a few rows with weight matrices, for decode steps: bound by the time to read the weights.
 
-One launch normalises the input, multiplies it with up to ten matrices and adds a residual, or applies SwiGLU. The
-normalisation is done again by every program: the input is small, and stays in the cache. With more rows this takes
-longer than a launch of its own, and the input is normalised before the product.
+One launch multiplies the input with up to ten matrices and adds a residual, or applies SwiGLU. A single row is
+normalised by every program again: it is small, and stays in the cache. More rows are normalised by a launch of its own;
+within the loop of the product this took longer (with 64 and 128 rows).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ MOST_ROWS = 128
 MOST_MATRICES = 10
 MOST_COUNTERS = 1024  # products with more tiles than this are not split
 GEMV_ROWS = 1  # up to so many rows without matrix units
-NORMED_ROWS = 32  # up to so many rows are normalised by the product
 RESERVED = 16 * 1024  # bytes of shared memory for what is not a tile
 _GATES = {"silu": 1, "sigmoid": 2}
 _counters: dict[torch.device, Tensor] = {}
@@ -57,7 +56,7 @@ class Prologue(NamedTuple):
         return x
 
     def norm(self, x: Tensor) -> Tensor:
-        """Return the input of the product in the dtype of ``x``, by a launch of its own; it must have a norm."""
+        """Return the input of the product in the dtype of ``x``, by a launch of its own; there must be a norm."""
         assert self.weight is not None
         shape = (-1, self.head_dim or x.shape[1])
         gate = None if self.gate is None else self.gate.unflatten(1, shape)
@@ -102,50 +101,38 @@ def skinny(
     from swila.ops.fused import skinny_kernels
 
     B, K = x.shape
-    if B > NORMED_ROWS and prologue.weight is not None:
+    if B > GEMV_ROWS and prologue.weight is not None:
         x, prologue = prologue.norm(x), NOTHING
     rows = [weights[0].shape[0]] if swiglu else [weight.shape[0] for weight in weights]
     out = x.new_empty(B, sum(rows))
     pointers = [*weights, *[weights[0]] * (MOST_MATRICES - len(weights))]
     counts = [*rows, *[0] * (MOST_MATRICES - len(rows))]
-    norm, head, gate = 0, 16, 0
-    if prologue.weight is not None:
-        norm, head = (1, 16) if prologue.head_dim is None else (2, prologue.head_dim)
-    if prologue.gate is not None:
-        gate = _GATES[prologue.activation]
-    scale = x if prologue.weight is None else prologue.weight
+    gate = 0 if prologue.gate is None else _GATES[prologue.activation]
     gates, added = x if prologue.gate is None else prologue.gate, x if residual is None else residual
-    named = {"NORM": norm, "HEAD": head, "GATE": gate, "RESIDUAL": residual is not None, "PAIR": swiglu, "K": K}
+    strides = x.stride(0), gates.stride(0), added.stride(0), out.stride(0)
+    named = {"GATE": gate, "RESIDUAL": residual is not None, "PAIR": swiglu, "K": K}
     if B <= GEMV_ROWS:
+        norm, head = 0, 16
+        if prologue.weight is not None:
+            norm, head = (1, 16) if prologue.head_dim is None else (2, prologue.head_dim)
+        scale = x if prologue.weight is None else prologue.weight
         BN, BK = 4 if x.is_cuda else 64, _gemv_chunk(K, head)
         grid = (sum(-(-n // BN) for n in rows),)
         skinny_kernels.gemv[grid](
-            x,
-            scale,
-            gates,
-            added,
-            out,
-            *pointers,
-            prologue.eps,
-            *counts,
-            **named,
-            BN=BN,
-            BK=BK,
-            num_warps=4,
-            maxnreg=128,  # four blocks per multiprocessor
-        )
+            x, scale, gates, added, out, *pointers, prologue.eps, *counts, **named, BN=BN, BK=BK, NORM=norm, HEAD=head,
+            num_warps=4, maxnreg=128,  # four blocks per multiprocessor
+        )  # fmt: skip
         return out
     memory = _shared_memory(x.device) if x.is_cuda else None
-    plan = plan_product(B, K, rows, swiglu, head if norm == 2 else None, gate != 0, x.element_size(), memory)
+    plan = plan_product(B, K, rows, swiglu, gate != 0, x.element_size(), memory)
     partial, counters = out, out
     if plan.splits > 1:
         partial = torch.empty(plan.tiles * plan.splits * plan.part, dtype=torch.float32, device=x.device)
         counters = _zeroed(x.device)
     skinny_kernels.product[(plan.tiles, plan.splits)](
-        x, scale, gates, added, out, partial, counters, *pointers, prologue.eps, B,
-        x.stride(0), gates.stride(0), added.stride(0), out.stride(0), *counts, **named,
+        x, gates, added, out, partial, counters, *pointers, B, *strides, *counts, **named,
         BM=plan.BM, BN=plan.BN, BK=plan.BK, PER=plan.per, SPLITS=plan.splits,
-        FIRST=norm == 1 and x.dtype == torch.float16, num_warps=plan.warps, num_stages=plan.stages,
+        num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
     return out
 
@@ -164,9 +151,7 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan_product(
-    B: int, K: int, rows: Sequence[int], pair: bool, head: int | None, gated: bool, size: int, memory: int | None
-) -> Plan:
+def plan_product(B: int, K: int, rows: Sequence[int], pair: bool, gated: bool, size: int, memory: int | None) -> Plan:
     """Return the blocks of a product: some 100 to 200 programs, each with several tiles of weights on the way.
 
     Args:
@@ -174,19 +159,17 @@ def plan_product(
         K: Inputs of a row.
         rows: Outputs of each matrix.
         pair: Whether a program has the same outputs of two matrices.
-        head: Width of heads that the product normalises, or None.
         gated: Whether the product multiplies the input by a gate.
         size: Bytes of an element.
         memory: Bytes of shared memory that a program may have; None in the interpreter.
     """
     BM = max(16, 1 << (B - 1).bit_length())
-    if BM <= NORMED_ROWS:
+    if BM <= 32:
         BN, BK, wanted, warps, stages = 32, 256 // size, 200, 4, 4
     else:  # a program reads the whole input: fewer outputs at a time only where that is short
         short = K <= 4096 and sum(-(-n // 64) for n in rows) < 100
         BN, BK, wanted, stages = 32 if short and not pair else 64, 128 // size, 100, 6
         warps = 8 if BN == 64 and (BM == 128 or pair) else 4
-    BK = BK if head is None else head
     tiles, splits = sum(-(-n // BN) for n in rows), 1
     if memory is None:
         wanted, memory = 4, 176 * 1024
@@ -196,7 +179,7 @@ def plan_product(
     splits = -(-K // per)
     stage = (BM * (1 + gated) + BN * (1 + pair)) * BK * size
     stages = max(1, min(stages, (memory - RESERVED) // stage))
-    return Plan(BM, BN, BK, per, splits, tiles, BM * BN * (1 + pair) + BM, warps, stages)
+    return Plan(BM, BN, BK, per, splits, tiles, BM * BN * (1 + pair), warps, stages)
 
 
 @cache

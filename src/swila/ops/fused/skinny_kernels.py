@@ -220,15 +220,9 @@ def gemv(
 
 @triton.jit
 def _write(
-    acc, up, squares, m, to, inside, residual, out, B, stride_residual, stride_out, eps,
-    K: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr, PAIR: tl.constexpr,
+    acc, up, m, to, inside, residual, out, B, stride_residual, stride_out, RESIDUAL: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of the outputs; SCALED: the norm of the rows is applied here."""
-    if SCALED:
-        scale = tl.rsqrt(squares / K + eps)[:, None]
-        acc *= scale
-        if PAIR:
-            up *= scale
+    """Write a tile of the outputs."""
     if PAIR:
         acc = acc * sigmoid(acc) * up
     there = (m < B)[:, None] & inside[None, :]
@@ -241,7 +235,6 @@ def _write(
 @triton.jit
 def product(
     x,
-    weight,
     gate,
     residual,
     out,
@@ -257,7 +250,6 @@ def product(
     W7,
     W8,
     W9,
-    eps,
     B,
     stride_x,
     stride_gate,
@@ -279,17 +271,13 @@ def product(
     BK: tl.constexpr,
     PER: tl.constexpr,
     SPLITS: tl.constexpr,
-    NORM: tl.constexpr,
-    FIRST: tl.constexpr,
-    HEAD: tl.constexpr,
     GATE: tl.constexpr,
     RESIDUAL: tl.constexpr,
     PAIR: tl.constexpr,
 ):
     """All rows: BN outputs of one matrix (PAIR: of two), over PER of the K inputs.
 
-    With SPLITS > 1 the last program to arrive adds the parts of all, in a fixed order. The norm of the rows (NORM 1) is
-    a factor of the outputs; with FIRST it is applied to the inputs, which float16 may not hold without it.
+    With SPLITS > 1 the last program to arrive adds the parts of all, in a fixed order.
     """
     pid = tl.program_id(0)
     split = tl.program_id(1)
@@ -310,13 +298,6 @@ def product(
         w_up = W1 + first.to(tl.int64) * K
         up = tl.zeros([BM, BN], tl.float32)
     acc = tl.zeros([BM, BN], tl.float32)
-    squares = tl.zeros([BM], tl.float32)
-    if FIRST:
-        for k0 in range(0, K, BK):
-            mask = there[:, None] & (k0 + k < K)[None, :]
-            v = tl.load(x + line * stride_x + (k0 + k)[None, :], mask=mask, other=0.0).to(tl.float32)
-            squares += tl.sum(v * v, 1)
-        scale = tl.rsqrt(squares / K + eps)
     for i in range(0, PER // BK):
         kk = split * PER + i * BK + k
         low = kk < K
@@ -331,54 +312,34 @@ def product(
                 w_up + r[None, :] * K + kk[:, None], mask=low[:, None] & inside[None, :], other=0.0,
                 eviction_policy="evict_first",
             )  # fmt: skip
-        if NORM != 0 or GATE != 0:
-            v = a.to(tl.float32)
-            if NORM == 1:
-                if FIRST:
-                    v *= scale[:, None]
-                else:
-                    squares += tl.sum(v * v, 1)
-                v *= tl.load(weight + kk, mask=low, other=0.0).to(tl.float32)[None, :]
-            if NORM == 2:  # BK is the width of a head
-                v *= tl.rsqrt(tl.sum(v * v, 1) / HEAD + eps)[:, None]
-                v *= tl.load(weight + k).to(tl.float32)[None, :]
-            if GATE != 0:
-                v *= _gate(tl.load(gate + line * stride_gate + kk[None, :], mask=mask, other=0.0).to(tl.float32), GATE)
-            a = v.to(b.dtype)
+        if GATE != 0:
+            g = tl.load(gate + line * stride_gate + kk[None, :], mask=mask, other=0.0).to(tl.float32)
+            a = (a.to(tl.float32) * _gate(g, GATE)).to(b.dtype)
         acc = tl.dot(a, b, acc, input_precision="ieee")
         if PAIR:
             up = tl.dot(a, b_up, up, input_precision="ieee")
     if not PAIR:
         up = acc
     to = column + first + r
-    SCALED: tl.constexpr = NORM == 1 and not FIRST
     if SPLITS == 1:
-        _write(acc, up, squares, m, to, inside, residual, out, B, stride_residual, stride_out, eps,
-               K, SCALED, RESIDUAL, PAIR)  # fmt: skip
+        _write(acc, up, m, to, inside, residual, out, B, stride_residual, stride_out, RESIDUAL, PAIR)
     else:
-        PARTS: tl.constexpr = 2 if PAIR else 1
-        SIZE: tl.constexpr = BM * BN * PARTS + BM
+        SIZE: tl.constexpr = BM * BN * (2 if PAIR else 1)
         at = m[:, None] * BN + r[None, :]
         mine = partial + (pid * SPLITS + split).to(tl.int64) * SIZE
         tl.store(mine + at, acc)
         if PAIR:
             tl.store(mine + BM * BN + at, up)
-        if SCALED:
-            tl.store(mine + BM * BN * PARTS + m, squares)
         tl.debug_barrier()
         arrived = tl.atomic_add(counters + pid, 1, sem="acq_rel")
         if arrived == SPLITS - 1:
             tl.debug_barrier()
             total = tl.zeros([BM, BN], tl.float32)
             total_up = tl.zeros([BM, BN], tl.float32)
-            total_squares = tl.zeros([BM], tl.float32)
             for s in tl.static_range(SPLITS):
                 part = partial + (pid * SPLITS + s).to(tl.int64) * SIZE
                 total += tl.load(part + at, cache_modifier=".cg")
                 if PAIR:
                     total_up += tl.load(part + BM * BN + at, cache_modifier=".cg")
-                if SCALED:
-                    total_squares += tl.load(part + BM * BN * PARTS + m, cache_modifier=".cg")
             tl.store(counters + pid, 0)  # for the next call
-            _write(total, total_up, total_squares, m, to, inside, residual, out, B, stride_residual, stride_out, eps,
-                   K, SCALED, RESIDUAL, PAIR)  # fmt: skip
+            _write(total, total_up, m, to, inside, residual, out, B, stride_residual, stride_out, RESIDUAL, PAIR)
