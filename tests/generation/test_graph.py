@@ -1,5 +1,8 @@
 """On a GPU, a token is one replay of a graph, and so is a short prompt that is not the first of its form."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -158,3 +161,27 @@ def test_graphs_that_are_left_after_others_are_freed(monkeypatch):
     torch.cuda.empty_cache()
     for n in lengths:
         assert torch.equal(prefill(model, tokens(n).tolist()).hidden, expected[n])
+
+
+ENDING = """
+import torch
+from language_models import tiny, tokens
+from swila import generate
+
+model = tiny(NAME).to("cuda")
+for _ in range(2):
+    generate(model, tokens(100).tolist(), max_new_tokens=5, stop=(), compile=True)
+for block in model.model.layers:
+    block.forward = torch.compile(block.forward, dynamic=False)
+with torch.no_grad():
+    model.model(tokens(2, 64).to("cuda"), use_cache=False)
+"""
+
+
+@pytest.mark.parametrize("name", ["swila", "transformer"])
+def test_a_process_with_graphs_ends_cleanly(name):
+    """Graphs, their memory and compiled blocks are still there when the interpreter ends."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, "-c", ENDING.replace("NAME", repr(name))]
+    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
