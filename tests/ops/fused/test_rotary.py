@@ -27,8 +27,8 @@ def positions(kind, B, T, device):
 
 @pytest.mark.parametrize("kernels", [True, False])
 def test_rotations(device, kernels):
-    """Pair (i, i + D/2) as a complex number, times exp(i angle), in plain numbers."""
-    x, position, theta = drawn(2, 3, 2, 6, dtype=torch.float32), torch.tensor([[0, 5, 17]]), 50.0
+    """Pair (i, i + D/2) as a complex number, times exp(i angle), in plain numbers; large positions are exact."""
+    x, position, theta = drawn(2, 3, 2, 6, dtype=torch.float32), torch.tensor([[0, 5, 2_000_003]]), 50.0
     with use_fused(kernels):
         found = rotate(x.to(device), position.to(device), theta).cpu()
     for b in range(2):

@@ -40,6 +40,7 @@ KINDS = {
     "many matrices": {"K": 96, "rows": [40, 64, 3, 1, 16, 7, 33, 5, 9, 2], "norm": 96},
     "heads": {"K": 128, "rows": [70], "norm": 32, "residual": True},
     "gated heads": {"K": 64, "rows": [35], "norm": 16, "gate": "silu", "residual": True},
+    "heads with a sigmoid": {"K": 64, "rows": [20], "norm": 32, "gate": "sigmoid"},
     "gated": {"K": 80, "rows": [20], "gate": "sigmoid"},
     "SwiGLU": {"K": 72, "rows": [37, 37], "norm": 72, "swiglu": True},
     "long rows": {"K": 1300, "rows": [33], "residual": True},
