@@ -77,13 +77,27 @@ def test_the_baseline_comes_first_on_a_gpu(monkeypatch, tmp_path):
     assert [(case.model, case.compiled) for case in asked] == [("fla-gdn", True), ("swila", True)]
 
 
-def test_a_file_of_tuned_configurations(run, monkeypatch, tmp_path):
+def test_their_model_generates_first(monkeypatch, tmp_path):
+    """On a GPU where flash-linear-attention is installed, unless it is not wanted."""
+    asked = []
+    monkeypatch.setattr(fla, "unusable", lambda: None)
+    monkeypatch.setattr(generation, "benchmark", lambda names, *_: asked.append(names) or [])
+    monkeypatch.setattr("swila.cli.bench_generation.parse_device", lambda device: None)
+    for i, more in enumerate(([], ["--no-fla"], ["--model", "fla-gdn"])):
+        words = ["bench", "generation", "--model", "swila", "--out", str(tmp_path / f"{i}.json"), *more]
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert asked == [["fla-gdn", "swila"], ["swila"], ["fla-gdn", "swila"]]
+
+
+@pytest.mark.parametrize("command", ["training", "generation"])
+def test_a_file_of_tuned_configurations(run, monkeypatch, tmp_path, command):
     given = []
-    monkeypatch.setattr(training, "benchmark", lambda *_: [])
+    for benchmark in (training, generation):
+        monkeypatch.setattr(benchmark, "benchmark", lambda *_: [])
     monkeypatch.setattr(tuned, "kept_in", lambda choices: given.append(choices and choices.path) or nullcontext())
     for more in ([], ["--tuned", tmp_path / "tuned.json"]):
         path = tmp_path / f"{len(given)}.json"
-        assert run("training", "--model", "swila", "--out", path, *more).exit_code == 0
+        assert run(command, "--model", "swila", "--out", path, *more).exit_code == 0
         assert json.loads(path.read_text())["tuned"] == ("tuned.json" if more else None)
     assert given == [None, tmp_path / "tuned.json"]
 
@@ -110,6 +124,8 @@ def test_generation(run, tmp_path, monkeypatch):
     assert record["rows"][1]["forward_ms"] > 0
     assert (record["prompt"], record["new"], record["benchmark"]) == (5, 3, "throughput-generation")
     assert "times the speed of a compiled forward" in result.output
+    assert "no baseline: it needs a GPU" in result.output
+    assert record["tuned"] is None
     monkeypatch.setattr(generation, "refused", lambda name, device: "other tokens")
     result = run(*arguments, "--model", "gdn", "--batch", 1)
     assert result.exit_code == 1

@@ -129,6 +129,20 @@ def test_generation_is_compared_with_gdn():
     assert "on the same tokens: SwiLA **0.80** (batch 2)." in table
 
 
+def test_generation_with_their_model_has_a_row_and_a_goal():
+    theirs = [generated("fla-gdn", batch, speed, compiled=False) for batch, speed in ((1, 40.0), (2, 500.0))]
+    rows = [*GENERATION["rows"], *theirs]
+    record = GENERATION | {"rows": rows, "copy_bytes_per_ms": 1e9}
+    table = generation_throughput_table(record)
+    assert "| GDN, flash-linear-attention's model | 40 | 500 | – |" in table
+    assert "GDN, flash-linear-attention's model, generates by transformers' generate, eagerly. " in table
+    assert "| SwiLA | 220 (1.10) | 600 (1.50) | 900 (**0.90**) |" in table, "over our GDN"
+    found = goals(None, None, record, None)
+    goal = found["generation, 1.3B, every batch, SwiLA: tokens/s / flash-linear-attention's GDN model"]
+    assert goal[1:] == ["1.20", "aim |"]
+    assert "transformers' generate" not in generation_throughput_table(GENERATION)
+
+
 def test_decode_steps_and_prompts_beside_the_transformer():
     """At the largest batch of both, not the largest of either."""
     rows = [*GENERATION["rows"][:-1], generated("swila", 4, 900.0, step=9.0)]
@@ -238,7 +252,7 @@ def test_goals_of_the_operation_and_of_training():
         row("temporal-swila", 90.0, 12.0, 4096, 8), row("swila", 108.0, 9.0, 4096, 8, compiled=False), size="374m",
     )  # fmt: skip
     found = goals(TRAINING, medium, None, lanes((1.0, 3.0), (2.0, 2.0)))
-    assert len(found) == 19
+    assert len(found) == 20
     assert found["operation, B8 T4096 H8, plain: time of forward + backward / GDN"] == ["1.11", "**1.50**", "**no** |"]
     assert found["operation, B1 T65536 H8, plain: time of forward / GDN"] == ["3.40", "–", "not measured |"]
     assert found["training, 374M, T 4,096, batch 8, SwiLA: tokens/s / GDN"] == ["1.01", "1.20", "required |"]

@@ -10,7 +10,7 @@ from tools.tables.conditions import conditions
 from tools.tables.markdown import markdown
 
 from swila.benchmarks.baselines import OURS
-from swila.benchmarks.throughput.contenders import BASELINES, MODELS, TF32_BASELINE, make_model
+from swila.benchmarks.throughput.contenders import BASELINE, BASELINES, MODELS, TF32_BASELINE, make_model
 from swila.benchmarks.throughput.figures import calls, shown
 from swila.benchmarks.throughput.training import ratio
 from swila.models.language.presets import ARCHITECTURES
@@ -153,7 +153,7 @@ def generation_throughput_table(record: dict[str, Any], image: str | None = None
             f"tokens, {record['new']} tokens generated greedily; means of {calls(record)}. "
             "Throughput is over the time of the whole call, reading the prompts included; in brackets "
             "SwiLA over our GDN, bold where it is slower. Batches after the first that is out of memory are left out. "
-            f"{_floors(rows)}{_steps_beside(rows)}{_steps_at_least(record, rows)}"
+            f"{_baseline(rows)}{_floors(rows)}{_steps_beside(rows)}{_steps_at_least(record, rows)}"
             f"{_backends_of_attention(rows)}{conditions(record)}.",
         ),
     ]
@@ -163,6 +163,12 @@ def generation_throughput_table(record: dict[str, Any], image: str | None = None
 
 def _or_status(row: dict[str, Any] | None, cell: Callable[[dict[str, Any]], str]) -> str:
     return cell(row) if row is not None and row["status"] == "timed" else of_status(row)
+
+
+def _baseline(rows: list[dict[str, Any]]) -> str:
+    if not any(row["model"] == BASELINE for row in rows):
+        return ""
+    return f"{title(BASELINE)}, generates by transformers' generate, eagerly. "
 
 
 def _floors(rows: list[dict[str, Any]]) -> str:
@@ -221,7 +227,7 @@ def moved_bytes(model: str, size: str, batch: int, tokens: int) -> float:
         batch: Number of rows.
         tokens: Tokens in the cache of a row.
     """
-    made = make_model(model, size, "meta", torch.bfloat16)
+    made = make_model("gdn" if model in BASELINES else model, size, "meta", torch.bfloat16)
     state = made.model.state_size(0)
     cached = made.model.state_size(tokens) - state
     return 2 * sum(p.numel() for p in made.parameters()) + batch * (2 * 4 * state + 2 * cached)

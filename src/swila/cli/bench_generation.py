@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swila.cli.options import needs_transformers, one_line_errors, parse_device, parse_dtype
+from swila.cli.options import Tuned, needs_transformers, one_line_errors, parse_device, parse_dtype
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +27,11 @@ def generation(
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the decode step (on a GPU), or not.")
     ] = True,
+    baseline: Annotated[
+        bool,
+        typer.Option("--fla/--no-fla", help="Measure flash-linear-attention's own GDN model first, eagerly."),
+    ] = True,
+    tuned: Tuned = None,
     device: Annotated[str, typer.Option(help="Device: cuda, cuda:1; cpu for a trial.")] = "cuda",
     dtype: Annotated[
         str | None, typer.Option(help="Dtype of the weights. Default: bfloat16 on a GPU, else float32.")
@@ -43,7 +48,8 @@ def generation(
 
     The models are transformer, gdn, hybrid-gdn, swila, temporal-swila and hybrid-temporal-swila. A call of
     swila.generate reads the prompts and generates greedily; throughput counts the generated tokens over the time of the
-    whole call, the mean of three after two that are not timed. Batches grow until one does not fit. The results are
+    whole call, the mean of three after two that are not timed. Batches grow until one does not fit.
+    flash-linear-attention's own GDN model, if it is installed, generates by transformers' generate. The results are
     written after every case, and a later call with the same settings adds the cases that are missing. A model is timed
     only if its tiny version generates the tokens of transformers' generate; the exit status is 1 otherwise.
     """
@@ -53,9 +59,11 @@ def generation(
     from swila.environment import environment
 
     needs_transformers()
-    from swila.benchmarks.throughput.contenders import MODELS, check_name
+    from swila.benchmarks.throughput.contenders import BASELINE, BASELINES, MODELS, check_name
     from swila.benchmarks.throughput.generation import BATCHES, KEYS, Setting, benchmark
     from swila.benchmarks.throughput.results import Results
+    from swila.benchmarks.tuned import Choices, kept_in
+    from swila.layers import fla
 
     console = Console()
     path = (
@@ -65,9 +73,12 @@ def generation(
         parse_device(device)
         on_gpu = device.startswith("cuda")
         kind = dtype or ("bfloat16" if on_gpu else "float32")
-        names = model or list(MODELS)
+        names = [name for name in model or MODELS if name not in BASELINES]
         for name in names:
             check_name(name, size)
+        if baseline and (reason := fla.unusable() if on_gpu else "it needs a GPU"):
+            console.print(f"[yellow]no baseline: {escape(reason)}[/]")
+            baseline = False
         setting = Setting(size, device, parse_dtype(kind), prompt, new, compiled and on_gpu)
         about = {
             "benchmark": "throughput-generation",
@@ -78,10 +89,14 @@ def generation(
             "new": new,
             "calls": setting.calls,
             "warm_up": setting.warm_up,
+            "tuned": tuned.name if tuned else None,
         }
         results = Results(path, about, environment(), KEYS, fresh)
-        with console.status("starting") as status:
-            new_rows = benchmark(names, batch or BATCHES, setting, results, lambda text: status.update(escape(text)))
+        choices = Choices(tuned, environment()) if tuned else None
+        rivals = [BASELINE] * baseline
+        with console.status("starting") as status, kept_in(choices):
+            report = lambda text: status.update(escape(text))  # noqa: E731
+            new_rows = benchmark([*rivals, *names], batch or BATCHES, setting, results, report)
     console.print(_table(results.record))
     for row in results.record["rows"]:
         if row["status"] != "timed":

@@ -102,15 +102,23 @@ def gradient_errors(
 def _plainly(
     model: str, size: str, device: str, dtype: torch.dtype, weights: dict[str, Tensor], tokens: Tensor
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return loss and gradients by plain torch: the blocked algorithm, and twins instead of fused kernels."""
+    """Return loss and gradients by plain torch."""
+    plain = plain_model(model, size, device, dtype, weights, DEPTH)
+    with use_fused(False):
+        return _gradients(plain, tokens)
+
+
+def plain_model(
+    model: str, size: str, device: str, dtype: torch.dtype, weights: dict[str, Tensor], depth: int
+) -> SwiLAForCausalLM:
+    """Return our model with these weights on the blocked algorithm; call it with twins instead of fused kernels."""
     with torch.device(device):
-        plain = SwiLAForCausalLM(config_of(model, size, DEPTH)).to(dtype).train()
+        plain = SwiLAForCausalLM(config_of(model, size, depth)).to(dtype).train()
     plain.load_state_dict(weights)
     for block in plain.model.layers:
         if isinstance(block.mixer, RecurrentMixer):
             block.mixer.backend = "blocked"
-    with use_fused(False):
-        return _gradients(plain, tokens)
+    return plain
 
 
 def _gradients(model: Any, tokens: Tensor) -> tuple[float, dict[str, Tensor]]:

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from swila.benchmarks.baselines import copy_bandwidth
 from swila.benchmarks.generation import refused
+from swila.benchmarks.throughput import fla_generation
 from swila.benchmarks.throughput.attention import choose, preferring
 from swila.benchmarks.throughput.checks import compile_blocks
-from swila.benchmarks.throughput.contenders import make_model
+from swila.benchmarks.throughput.contenders import BASELINES, make_model
 from swila.benchmarks.throughput.memory import forget_peak, free, in_short, out_of_memory, peak_bytes, synchronize
 from swila.benchmarks.throughput.results import Results
 from swila.generation import generate
 from swila.generation.api import release
+from swila.models import SwiLAForCausalLM
 from swila.training.compilation import compiling
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -64,10 +66,11 @@ def benchmark(
     """Measure the models at growing batch sizes, and return the new rows.
 
     After the first batch that does not fit, larger ones are left out. A model that generates other tokens than
-    transformers' ``generate`` is not timed, and an error is a row that says so.
+    transformers' ``generate`` is not timed, and an error is a row that says so. The baseline, flash-linear-attention's
+    model, generates by transformers' ``generate`` itself, eagerly.
 
     Args:
-        models: Architectures.
+        models: Architectures, or the baseline.
         batches: Batch sizes.
         setting: What all cases share.
         results: Where rows go, after each case.
@@ -83,9 +86,9 @@ def benchmark(
         new.append(row)
 
     for name in models:
-        keys = {"model": name, "compiled": setting.compiled}
-        missing = [batch for batch in sorted(batches) if not results.has(**keys, batch=batch)]
-        if not missing or _full(results, name, setting.compiled, min(missing)):
+        compiled = _compiles(name, setting)
+        missing = [batch for batch in sorted(batches) if not results.has(model=name, compiled=compiled, batch=batch)]
+        if not missing or _full(results, name, compiled, min(missing)):
             continue
         report(f"{name}: checking")
         reason = _why_refused(name, setting)
@@ -97,10 +100,14 @@ def benchmark(
     return new
 
 
-def _full(results: Results, name: str, compiled: bool, batch: int) -> bool:
+def _compiles(name: str, setting: Setting) -> bool:
+    return setting.compiled and name not in BASELINES
+
+
+def _full(results: Results, model: str, compiled: bool, batch: int) -> bool:
     """Whether a batch of at most this size ran out of memory already."""
     return any(
-        row["model"] == name
+        row["model"] == model
         and row["compiled"] == compiled
         and row["status"] == "out of memory"
         and row["batch"] <= batch
@@ -110,13 +117,21 @@ def _full(results: Results, name: str, compiled: bool, batch: int) -> bool:
 
 def _why_refused(name: str, setting: Setting) -> str | None:
     try:
+        if name in BASELINES:
+            return fla_generation.why_refused(setting.size, setting.device, setting.dtype, setting.prompt)
         return refused(f"{name}-{setting.size}", setting.device)
     except Exception as crash:
         return f"crashed: {in_short(crash)}"
 
 
 def _row(name: str, batch: int, setting: Setting) -> dict[str, Any]:
-    return {"model": name, "batch": batch, "compiled": setting.compiled, "status": "timed", "reason": None}
+    return {
+        "model": name,
+        "batch": batch,
+        "compiled": _compiles(name, setting),
+        "status": "timed",
+        "reason": None,
+    }
 
 
 def _time_model(
@@ -144,6 +159,8 @@ def _time_model(
         add(row)
         if row["status"] == "out of memory":
             break
+    if name in BASELINES:
+        return
     report(f"{name}: a forward of the training model")
     timed = [
         row
@@ -195,16 +212,22 @@ def measure(model: Any, batch: int, setting: Setting) -> dict[str, Any]:
 
 
 def call(model: Any, prompts: Tensor, setting: Setting) -> tuple[float, float]:
-    """Return the seconds of a call of :func:`swila.generate`, and those until it had read the prompts."""
+    """Return the seconds of a call of :func:`swila.generate`, and those until it had read the prompts.
+
+    For a model that is not ours, those of transformers' ``generate``, and until its first token.
+    """
     read_at: list[float] = []
 
-    def progress(done: int, total: int) -> None:
+    def progress(*done: int) -> None:
         synchronize(setting.device)
         read_at.append(time.perf_counter())
 
     synchronize(setting.device)
     began = time.perf_counter()
-    generate(model, prompts, max_new_tokens=setting.new, stop=(), compile=setting.compiled, progress=progress)
+    if isinstance(model, SwiLAForCausalLM):
+        generate(model, prompts, max_new_tokens=setting.new, stop=(), compile=setting.compiled, progress=progress)
+    else:
+        fla_generation.generate_greedily(model, prompts, setting.new, progress)
     synchronize(setting.device)
     return time.perf_counter() - began, read_at[-1] - began
 
