@@ -79,8 +79,9 @@ def test_wrong_logits_are_refused(installed, monkeypatch, wrong):
     assert fla_generation.why_refused("tiny", "cpu", F32, prompt=30).startswith("wrong: logits off by ")
 
 
-def test_its_rows_are_of_eager_calls_without_a_forward(installed, monkeypatch, tmp_path):
-    setting = generation.Setting("tiny", "cpu", F32, prompt=6, new=4, compiled=True, calls=1, warm_up=0)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_its_rows_are_of_eager_calls_without_a_forward(installed, monkeypatch, tmp_path, compiled):
+    setting = generation.Setting("tiny", "cpu", F32, prompt=6, new=4, compiled=compiled, calls=1, warm_up=0)
     monkeypatch.setattr(generation, "SwiLAForCausalLM", Theirs)  # a model of ours is none here
     kept = Results(tmp_path / "r.json", {}, {"date": "", "sources": "", "torch": "", "cuda": "", "packages": {},
                                              "gpus": []}, generation.KEYS)  # fmt: skip

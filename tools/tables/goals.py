@@ -75,9 +75,9 @@ def goals_table(before: dict[str, Any], large: Record, medium: Record, generatio
         ["ratio", "required", "aim", "before", "now", "reached"],
         rows,
         "GDN is flash-linear-attention's: its kernel for the operation, its own model for training; in generation, "
-        "rows say whose. Its model multiplies in float32 where the head's weight gets its gradient; rows with TF32 products "
-        "compare with the same model where torch may round these operands. Where several lengths or batches are "
-        "measured, the worst counts; ratios that miss what is required are bold. "
+        "rows say whose. Its model multiplies in float32 where the head's weight gets its gradient; rows with TF32 "
+        "products compare with the same model where torch may round these operands. Where several lengths or batches "
+        "are measured, the worst counts; ratios that miss what is required are bold. "
         f"Before: commit `{before['environment']['commit'][:7]}`, where training at 1.3B was measured at "
         "T 4,096 with batch 8 only.",
     )
