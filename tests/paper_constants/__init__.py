@@ -1,0 +1,1 @@
+"""The constants of the paper, as rows of place, subject, path and value."""
