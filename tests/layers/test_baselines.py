@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from swila.layers import MIXERS as CLASSES
 from swila.layers import make_mixer
 from swila.layers.mom import switch_loss
-from swila.ops.fused.rotary import rotate
+from swila.ops.fused.rotary import rotary_table, rotate
 
 T = 11
 
@@ -141,12 +141,13 @@ def test_attention_with_grouped_heads(x):
 def test_rotary_positions_far_into_a_text():
     """Angles of a millionth token, and of numbers in half precision, are not rounded before the turn."""
     position = torch.tensor([[1_000_003]])
-    found = rotate(torch.tensor([0.0, 1.0, 0.0, 0.0]).view(1, 1, 1, 4), position, theta=10_000.0)
+    x = torch.tensor([0.0, 1.0, 0.0, 0.0]).view(1, 1, 1, 4)
+    found = rotate(x, rotary_table(position, 4, 10_000.0, x.dtype))
     angle = 1_000_003 * 0.01
     assert_close(found.flatten(), torch.tensor([0.0, math.cos(angle), 0.0, math.sin(angle)]))
     x = random(1, T, 2, 8).bfloat16()
-    exact = rotate(x.double(), torch.arange(T).unsqueeze(0), theta=10_000.0)
-    assert torch.equal(rotate(x, torch.arange(T).unsqueeze(0), theta=10_000.0), exact.bfloat16())
+    half, full = (rotary_table(torch.arange(T).unsqueeze(0), 8, 10_000.0, dtype) for dtype in (x.dtype, torch.float64))
+    assert torch.equal(rotate(x, half), rotate(x.double(), full).bfloat16())
 
 
 def convolved(layer, x):

@@ -16,7 +16,7 @@ from swila.layers.norms import rms_norm
 from swila.layers.options import AttentionOptions, SharedOptions, forwards
 from swila.layers.packing import Sequences, sequences
 from swila.layers.qkv import QKVMixer
-from swila.ops.fused.rotary import rotate
+from swila.ops.fused.rotary import rotary_table, rotate
 
 
 class Attention(QKVMixer):
@@ -99,7 +99,8 @@ class Attention(QKVMixer):
         layout = None if context.cu_seqlens is None else sequences(context.cu_seqlens, x.shape[1])
         if self.rope_theta is not None:
             position = self._positions(x, past.get("attn_state"), layout)
-            q, k = rotate(q, position, self.rope_theta), rotate(k, position, self.rope_theta)
+            table = rotary_table(position, self.head_dim, self.rope_theta, q.dtype)
+            q, k = rotate(q, table), rotate(k, table)
         if context.return_state:  # parts of a joint product would keep all of it
             k, v = k.contiguous(), v.contiguous()
         new = (k, v, *self.extras(x))

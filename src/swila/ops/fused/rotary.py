@@ -21,29 +21,27 @@ _library.define("rotary_table(Tensor position, int half, float theta, ScalarType
 _library.define("rotate(Tensor x, Tensor table, bool back) -> Tensor", tags=STRIDED)
 
 
-def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
-    """Rotate dimensions ``(i, i + D/2)`` of ``x`` by the angle ``position theta^(-2i/D)``.
+def rotary_table(position: Tensor, dim: int, theta: float, dtype: torch.dtype) -> Tensor:
+    """Return the cosines and sines ``[2, ..., T, D/2]`` of the angles ``position theta^(-2i/D)``.
 
     Args:
-        x: Queries or keys ``[..., T, H, D]``; D is even.
-        position: Positions ``[..., T]``, of as many sequences or of one for all.
+        position: Positions ``[..., T]``, of as many sequences as are rotated or of one for all.
+        dim: Width of a head, D; even.
         theta: Base of the frequencies.
+        dtype: Dtype of what is rotated; the table is in float32 for half precision.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    table = torch.ops.swila.rotary_table(position, x.shape[-1] // 2, theta, wide)
-    if x.ndim != 4 or position.ndim != 2 or torch.compiler.is_compiling() or not serves(x, table):
+    return torch.ops.swila.rotary_table(position, dim // 2, theta, torch.promote_types(dtype, torch.float32))
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate dimensions ``(i, i + D/2)`` of queries or keys ``[..., T, H, D]`` by the angles of a table."""
+    if x.ndim != 4 or table.ndim != 4 or torch.compiler.is_compiling() or not serves(x, table):
         return rotate_reference(x, table)  # a compiler fuses it with what comes before
     return _Rotate.apply(x, table)
 
 
 def rotate_reference(x: Tensor, table: Tensor, back: bool = False) -> Tensor:
-    """Return ``x [..., T, H, D]`` rotated in plain torch.
-
-    Args:
-        x: Queries or keys.
-        table: Cosines and sines ``[2, ..., T, D/2]``.
-        back: Whether to rotate by the negative angles.
-    """
+    """Return :func:`rotate` by operations of torch; ``back``: by the negative angles."""
     cos, sin = table.unsqueeze(-2)
     sin = -sin if back else sin
     full = x.to(table.dtype)
