@@ -21,6 +21,7 @@ import torch
 from swila.ops.cuda.arguments import Arguments, Value, assertions
 from swila.ops.cuda.specialization import Specialization
 from swila.ops.cuda.table import KERNELS
+from swila.ops.devices import processors, shared_memory
 
 SOURCES = files("swila.ops.cuda") / "kernels"
 
@@ -105,7 +106,7 @@ def load(kernel: str, spec: Specialization, stats: bool, most_warps: int, device
     from cuda.core import ObjectCode
 
     driver, form = _driver(), KERNELS[kernel]
-    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    limit = shared_memory(device)
     major, minor = torch.cuda.get_device_capability(device)
     with torch.cuda.device(device):
         _make_current(device)
@@ -132,24 +133,19 @@ def load(kernel: str, spec: Specialization, stats: bool, most_warps: int, device
     raise RuntimeError(f"the {kernel} kernel needs {shared} bytes of shared memory per block, the device has {limit}")
 
 
-@cache
-def _processors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 class GpuLauncher:
     """Launches on the current stream of the device that holds the tensors."""
 
     def processors(self, device: int) -> int:
         """Return the number of multiprocessors of a device."""
-        return _processors(device)
+        return processors(device)
 
     def blocks(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int) -> int:
         """Return the number of blocks per unit and head."""
         return self._load(kernel, spec, stats, units, device).blocks
 
     def _load(self, kernel: str, spec: Specialization, stats: bool, units: int, device: int) -> Compiled:
-        return load(kernel, spec, stats, KERNELS[kernel].most_warps(spec, units, _processors(device)), device)
+        return load(kernel, spec, stats, KERNELS[kernel].most_warps(spec, units, processors(device)), device)
 
     def __call__(
         self, kernel: str, spec: Specialization, stats: bool, units: int, arguments: Mapping[str, Value], device: int

@@ -8,13 +8,13 @@ within the loop of the product this took longer (with 64 and 128 rows).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from swila.ops.devices import shared_memory
 from swila.ops.fused.rms_norm import rms_norm
 
 MOST_ROWS = 128
@@ -123,7 +123,7 @@ def skinny(
             num_warps=4, maxnreg=128,  # four blocks per multiprocessor
         )  # fmt: skip
         return out
-    memory = _shared_memory(x.device) if x.is_cuda else None
+    memory = shared_memory(x.device) if x.is_cuda else None
     plan = plan_product(B, K, rows, swiglu, gate != 0, x.element_size(), memory)
     partial, counters = out, out
     if plan.splits > 1:
@@ -180,11 +180,6 @@ def plan_product(B: int, K: int, rows: Sequence[int], pair: bool, gated: bool, s
     stage = (BM * (1 + gated) + BN * (1 + pair)) * BK * size
     stages = max(1, min(stages, (memory - RESERVED) // stage))
     return Plan(BM, BN, BK, per, splits, tiles, BM * BN * (1 + pair), warps, stages)
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
 
 
 def _gemv_chunk(K: int, head: int) -> int:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 LINES = 32  # keys that a program reads at a time
 IN_FLIGHT = 3  # blocks of so many keys and values that are on the way to a program
-MOST_BYTES = 96 * 1024  # of shared memory for them
+MOST_BYTES = 96 * 1024  # of shared memory for them: what every GPU that is served has
 PROGRAMS = 528
 
 
